@@ -1,0 +1,1 @@
+"""The `prony` command: the only place that wires the parts together."""

@@ -1,0 +1,62 @@
+"""`prony`: reads the command line, runs one command, and turns its end into an exit code."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from prony.errors import usage_errors
+
+# Each is a module with HELP, configure(parser) and run(args) -> exit code; a heavy import waits
+# until its command runs, so that `prony --help` is quick.
+COMMANDS = ("demo", "serve", "run", "gate", "report", "dashboards")
+
+EPILOG = """\
+exit codes, of every command:
+  0 pass    1 an objective is breached    2 usage or file error, before any load is sent
+  3 inconclusive    4 invalid: the instrument cannot be trusted, or the run broke
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `prony ARGV` and returns its exit code.
+
+    What the user got wrong is one line on stderr and exit code 2, never a traceback.
+    """
+    args = _parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+    except usage_errors() as error:
+        print(f"prony {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 4
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="prony",
+        description="A dynamometer for LLM inference servers.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"prony {version('prony')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        module = importlib.import_module(f"prony.{name}")
+        command = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.configure(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Start the reference server: continuous batching behind an OpenAI-compatible API."""
+
+import argparse
+import asyncio
+import logging
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from prony.errors import UsageError
+
+HELP = "start the reference server"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "model",
+        metavar="MODEL",
+        help="tiny (made here, no download), a model folder, or a hub name",
+    )
+    add("--device", default="auto", choices=("auto", "cuda", "cpu"))
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="default: float32 on a CPU, the model's own on a GPU",
+    )
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, default=8000, help="0 takes a free one")
+    add(
+        "--served-model-name", metavar="NAME", help="the name that clients ask for (default: MODEL)"
+    )
+    add(
+        "--api-key",
+        metavar="KEY",
+        help="ask it of every client (default: $PRONY_API_KEY, else none)",
+    )
+    limits = parser.add_argument_group("limits, under vLLM's names")
+    add = limits.add_argument
+    add("--max-model-len", type=int, metavar="TOKENS", help="prompt and output together")
+    add("--max-num-seqs", type=int, metavar="N", help="sequences in one batch")
+    add("--max-num-batched-tokens", type=int, metavar="TOKENS", help="token budget of one step")
+    add("--block-size", type=int, metavar="TOKENS", help="tokens a KV block")
+    add(
+        "--num-gpu-blocks-override",
+        type=int,
+        metavar="N",
+        help="KV blocks, instead of as many as memory allows",
+    )
+    add("--batching", choices=("continuous", "static"), default="continuous")
+    process = parser.add_argument_group("the process")
+    add = process.add_argument
+    add(
+        "--drain-seconds",
+        type=float,
+        metavar="S",
+        help="how long running streams may go on after SIGTERM",
+    )
+    add("--torch-threads", type=int, metavar="N", help="CPU threads of torch")
+    add("--traces", type=Path, metavar="FILE", help="append spans to FILE as OTLP JSON lines")
+
+
+def run(args: argparse.Namespace) -> int:
+    if find_spec("torch") is None or find_spec("aiohttp") is None:
+        raise UsageError("the reference server needs torch: pip install 'prony[server]'")
+    from prometheus_client import CollectorRegistry
+
+    from prony.observability import server_tracer
+    from prony_server.app import ServeError, serve
+    from prony_server.config import ConfigError, ServeConfig
+    from prony_server.loading import ModelError
+
+    given = {
+        name: value
+        for name, value in vars(args).items()
+        if name not in {"command", "run", "traces"} and value is not None
+    }
+    given.setdefault("api_key", os.environ.get("PRONY_API_KEY"))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    try:
+        config = ServeConfig(**given)
+        with server_tracer(args.traces) as tracer:
+            return asyncio.run(
+                serve(config, registry=CollectorRegistry(), tracer=tracer, ready=_say_ready)
+            )
+    except (ConfigError, ModelError, ServeError) as error:
+        raise UsageError(str(error)) from None
+
+
+def _say_ready(url: str) -> None:
+    # On stdout, alone: a script that started us waits for this line.
+    print(f"ready {url}", flush=True)

@@ -1,0 +1,1 @@
+"""Grafana dashboards as code, and the check that runs their queries on a real Prometheus."""

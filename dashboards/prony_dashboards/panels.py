@@ -1,0 +1,238 @@
+"""The pieces of a dashboard: queries and words in, Grafana's classic panel JSON out as plain dicts.
+
+Nothing here knows a metric. Every panel has a unit and a description, takes its data source from
+the `${datasource}` variable, and shows missing data as missing: no query is filled up with zeros.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+Panel = dict[str, Any]
+
+DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
+COLUMNS: Final = 24  # of Grafana's grid
+RED, AMBER, GREEN = "red", "orange", "green"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One PromQL expression of a panel, and how its series are called."""
+
+    expr: str
+    legend: str = ""
+    exemplar: bool = False  # fetch the trace ids that the histogram carries
+    heatmap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """From this value on, in this colour."""
+
+    value: float
+    colour: str
+
+
+def timeseries(
+    title: str,
+    description: str,
+    queries: Sequence[Query],
+    *,
+    unit: str,
+    width: int = 8,
+    height: int = 8,
+    stacked: bool = False,
+    minimum: float | None = 0,
+    maximum: float | None = None,
+    thresholds: Sequence[Threshold] = (),
+) -> Panel:
+    """Lines over time; thresholds are drawn as dashed lines."""
+    custom: dict[str, Any] = {
+        "drawStyle": "line",
+        "lineWidth": 2,
+        "fillOpacity": 25 if stacked else 8,
+        "showPoints": "auto",
+        # A gap is a gap: joining over it would draw data that nobody measured.
+        "spanNulls": False,
+        "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
+        "thresholdsStyle": {"mode": "dashed" if thresholds else "off"},
+    }
+    panel = _panel("timeseries", title, description, queries, unit, width, height, thresholds)
+    defaults = panel["fieldConfig"]["defaults"]
+    defaults["custom"] = custom
+    defaults["color"] = {"mode": "palette-classic"}
+    if minimum is not None:
+        defaults["min"] = minimum
+    if maximum is not None:
+        defaults["max"] = maximum
+    panel["options"] = {
+        "legend": {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    }
+    return panel
+
+
+def stat(
+    title: str,
+    description: str,
+    queries: Sequence[Query],
+    *,
+    unit: str,
+    width: int = 4,
+    height: int = 4,
+    decimals: int | None = None,
+    thresholds: Sequence[Threshold] = (),
+) -> Panel:
+    """The last value in large digits over a small line; words, never a 0, where there is none."""
+    panel = _panel("stat", title, description, queries, unit, width, height, thresholds)
+    defaults = panel["fieldConfig"]["defaults"]
+    defaults["noValue"] = "idle or no data"
+    defaults["color"] = {"mode": "thresholds" if thresholds else "fixed"}
+    if not thresholds:
+        defaults["color"]["fixedColor"] = "text"
+    if decimals is not None:
+        defaults["decimals"] = decimals
+    panel["options"] = {
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "colorMode": "value",
+        "graphMode": "area",
+        "justifyMode": "auto",
+        "orientation": "auto",
+        "textMode": "auto",
+    }
+    return panel
+
+
+def heatmap(
+    title: str, description: str, expr: str, *, unit: str, width: int = 12, height: int = 8
+) -> Panel:
+    """How many observations fell into each bucket of a histogram, over time."""
+    query = Query(expr, legend="{{le}}", heatmap=True)
+    panel = _panel("heatmap", title, description, [query], unit, width, height, ())
+    panel["options"] = {
+        "calculate": False,
+        "cellGap": 1,
+        "color": {"mode": "scheme", "scheme": "Blues", "steps": 64, "exponent": 0.5},
+        "filterValues": {"le": 1e-9},
+        "legend": {"show": True},
+        "rowsFrame": {"layout": "auto"},
+        "tooltip": {"mode": "single", "yHistogram": True, "showColorScale": True},
+        "yAxis": {"axisPlacement": "left", "reverse": False, "unit": unit},
+    }
+    # A heatmap's cells count observations; the unit of its buckets is the axis's.
+    defaults = {"unit": "short", "custom": {"scaleDistribution": {"type": "linear"}}}
+    panel["fieldConfig"]["defaults"] = defaults
+    return panel
+
+
+def rows(sections: Sequence[tuple[str, Sequence[Panel]]]) -> list[Panel]:
+    """The panels of all sections under their headings, placed on the grid, with stable ids."""
+    placed: list[Panel] = []
+    y = 0
+    for title, panels in sections:
+        placed.append(_row(len(placed) + 1, title, y))
+        y += 1
+        x = tallest = 0
+        for panel in panels:
+            size = panel["gridPos"]
+            if x + size["w"] > COLUMNS:
+                x, y, tallest = 0, y + tallest, 0
+            position = {"h": size["h"], "w": size["w"], "x": x, "y": y}
+            placed.append({**panel, "id": len(placed) + 1, "gridPos": position})
+            x, tallest = x + size["w"], max(tallest, size["h"])
+        y += tallest
+    return placed
+
+
+def datasource_variable() -> dict[str, Any]:
+    """Which Prometheus: never a fixed one, since every Grafana calls its own differently."""
+    return {
+        "name": "datasource",
+        "label": "Prometheus",
+        "type": "datasource",
+        "query": "prometheus",
+        "refresh": 1,
+        "regex": "",
+        "multi": False,
+        "includeAll": False,
+        "hide": 0,
+        "current": {},
+        "options": [],
+    }
+
+
+def label_variable(name: str, label: str, metric: str, of: str) -> dict[str, Any]:
+    """All values that the label `of` has on `metric`; everything is chosen at first."""
+    query = f"label_values({metric}, {of})"
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": DATASOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": f"variable-{name}"},
+        "refresh": 2,  # when the time range changes: a run that starts later must appear
+        "regex": "",
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "hide": 0,
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+        "options": [],
+    }
+
+
+def _row(number: int, title: str, y: int) -> Panel:
+    return {
+        "id": number,
+        "type": "row",
+        "title": title,
+        "collapsed": False,
+        "panels": [],
+        "gridPos": {"h": 1, "w": COLUMNS, "x": 0, "y": y},
+    }
+
+
+def _panel(
+    kind: str,
+    title: str,
+    description: str,
+    queries: Sequence[Query],
+    unit: str,
+    width: int,
+    height: int,
+    thresholds: Sequence[Threshold],
+) -> Panel:
+    steps: list[dict[str, Any]] = [{"color": GREEN, "value": None}]
+    steps += [{"color": each.colour, "value": each.value} for each in thresholds]
+    return {
+        "type": kind,
+        "title": title,
+        "description": description,
+        "datasource": DATASOURCE,
+        "gridPos": {"h": height, "w": width},
+        "fieldConfig": {
+            "defaults": {
+                "unit": unit,
+                "mappings": [],
+                "thresholds": {"mode": "absolute", "steps": steps},
+            },
+            "overrides": [],
+        },
+        "targets": [_target(query, "ABCDEFGH"[i]) for i, query in enumerate(queries)],
+    }
+
+
+def _target(query: Query, name: str) -> dict[str, Any]:
+    return {
+        "refId": name,
+        "datasource": DATASOURCE,
+        "editorMode": "code",
+        "expr": query.expr,
+        "legendFormat": query.legend or "__auto",
+        "range": True,
+        "instant": False,
+        "exemplar": query.exemplar,
+        "format": "heatmap" if query.heatmap else "time_series",
+    }

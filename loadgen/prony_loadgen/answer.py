@@ -1,0 +1,390 @@
+"""What a server answered, without I/O: bytes and their arrival times go in, the facts come out.
+
+The client's thread feeds it what a socket gave; tests feed it the same bytes cut anywhere.
+`outcome` is None until it is known. Nothing here raises on what a server sends.
+"""
+
+import json
+from typing import Any
+
+from prony_loadgen.dialects.dialect import Dialect, Said
+from prony_loadgen.error_text import error_line, shortened
+from prony_loadgen.http_response import ResponseReader
+from prony_loadgen.record import Arrival, Channel, Outcome, TokenSource
+from prony_loadgen.sse import BOM, Event, EventStream
+
+# Reasons for ending by which a server says that something went wrong.
+ABNORMAL = frozenset(
+    {
+        "abort",
+        "aborted",
+        "cancelled",
+        "canceled",
+        "engine_error",
+        "error",
+        "failed",
+        "insufficient_system_resource",
+        "internal_error",
+        "network_error",
+        "timeout",
+    }
+)
+# Of a body that is no stream, as much as a message about it can need.
+FIRST_BYTES = 4096
+# Enough to tell what a body without a content type is.
+SNIFFED_BYTES = 64
+
+
+class Answer:
+    """One response to one request."""
+
+    __slots__ = (
+        "_body",
+        "_body_size",
+        "_choices",
+        "_counted",
+        "_dialect",
+        "_events",
+        "_finished",
+        "_http",
+        "_keep_text",
+        "_kind",
+        "_listed",
+        "_listed_waiting",
+        "_stream",
+        "_texts",
+        "_unlisted",
+        "_usage",
+        "arrivals",
+        "begun",
+        "ended",
+        "error",
+        "flags",
+        "headers",
+        "outcome",
+    )
+
+    def __init__(self, dialect: Dialect, *, keep_text: bool) -> None:
+        self._dialect = dialect
+        self._keep_text = keep_text
+        self._http = ResponseReader()
+        # How the body is read: "events", "json", "error", "redirect", "wrong", or "unnamed" until
+        # its first bytes show which.
+        self._kind = ""
+        self._stream = EventStream()
+        self._events = 0
+        self._body: list[bytes] = []
+        self._body_size = 0
+        self._texts: dict[tuple[int, Channel], list[str]] = {}
+        self._finished: dict[int, str] = {}
+        self._choices: set[int] = set()  # those that generated something
+        self._counted = 0  # tokens of the arrivals so far
+        self._listed = 0  # tokens that logprobs named
+        self._listed_waiting = 0  # those among them that came without output
+        self._unlisted = False  # some output came without logprobs
+        self.begun = False  # any byte came
+        self.headers: float | None = None
+        self.arrivals: list[Arrival] = []
+        self._usage: dict[str, Any] | None = None
+        self.flags: list[str] = []
+        self.outcome: Outcome | None = None
+        self.error: str | None = None
+        self.ended: float | None = None
+
+    # What happens to it.
+
+    def feed(self, data: bytes, at: float) -> None:
+        """Bytes came from the peer."""
+        self.begun = True
+        http = self._http
+        body = http.feed(data)
+        if self.settled():
+            return
+        if self.headers is None and http.headers_complete:
+            self.headers = at
+            self._kind = self._body_kind()
+        if body:
+            if self._kind == "events":
+                self._take_events(body, at)
+            else:
+                self._collect(body, at)
+        if self.settled():
+            return
+        if http.complete:
+            self._body_ended(at)
+        elif http.broken is not None:
+            self._cut(f"broken HTTP: {http.broken}", at)
+
+    def end(self, at: float, why: str = "the server closed the connection") -> None:
+        """No more bytes will come from the peer."""
+        self._http.end()
+        if self.settled():
+            return
+        if self._http.complete:
+            self._body_ended(at)
+        else:
+            self._cut(why, at)
+
+    def fail(self, outcome: Outcome, error: str, at: float) -> None:
+        """The client gave up on it."""
+        self._http.end()
+        self._settle(outcome, error, at)
+
+    # What is known of it.
+
+    def settled(self) -> bool:
+        """Whether its outcome is known; more may still be read, to free the connection."""
+        return self.outcome is not None
+
+    @property
+    def over(self) -> bool:
+        """Settled, with nothing left to read: the connection is free, or of no more use."""
+        return self.settled() and self._http.over
+
+    @property
+    def reusable(self) -> bool:
+        return self._http.reusable
+
+    @property
+    def status(self) -> int | None:
+        return self._http.status
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Of choice 0, or of the only one."""
+        return self._finished.get(0) or next(iter(self._finished.values()), None)
+
+    @property
+    def usage(self) -> dict[str, Any] | None:
+        """The last usage as sent, but for NaN and infinities, which are no JSON."""
+        if self._usage is None:
+            return None
+        cleaned: dict[str, Any] = json.loads(json.dumps(self._usage), parse_constant=_nothing)
+        return cleaned
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return None if self._usage is None else self._dialect.prompt_tokens(self._usage)
+
+    def output_tokens(self) -> tuple[int | None, TokenSource | None]:
+        """How many were generated, and who says so."""
+        told = None if self._usage is None else self._dialect.output_tokens(self._usage)
+        # A usage of 0 beside output is a field left unfilled.
+        if told is not None and (told or not self.arrivals):
+            return told, "usage"
+        if self._listed and not self._unlisted:
+            return self._listed, "logprobs"
+        if self.outcome == "ok" and self.arrivals and "not_streamed" not in self.flags:
+            return sum(arrival.tokens for arrival in self.arrivals), "chunks"
+        return None, None
+
+    def text(self, channel: Channel, choice: int = 0) -> str:
+        """What was generated, where it was kept."""
+        text = "".join(self._texts.get((choice, channel), ()))
+        if text.isascii():
+            return text
+        # Some servers send the two halves of a surrogate pair apart: join them, replace lone ones.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+    # How it is read.
+
+    def _body_kind(self) -> str:
+        status = self._http.status or 0
+        if 300 <= status < 400:
+            return "redirect"
+        if not 200 <= status < 300:
+            return "error"
+        if self._http.headers.get("content-encoding", "identity").lower() != "identity":
+            return "wrong"
+        content_type = self._http.headers.get("content-type", "").split(";")[0].strip().lower()
+        if content_type == "text/event-stream":
+            return "events"
+        if content_type == "application/json" or content_type.endswith("+json"):
+            return "json"
+        # Some servers name no type for their stream, or only that it is text.
+        guess = content_type in ("", "text/plain", "application/octet-stream")
+        return "unnamed" if guess else "wrong"
+
+    def _take_events(self, body: bytes, at: float) -> None:
+        for event in self._stream.feed(body):
+            self._take(event, at)
+            if self.settled():
+                return
+
+    def _collect(self, body: bytes, at: float) -> None:
+        self._body.append(body)
+        self._body_size += len(body)
+        if self._kind == "unnamed" and self._body_size > SNIFFED_BYTES:
+            self._name_kind(at)
+        elif self._kind in ("error", "redirect", "wrong") and self._body_size >= FIRST_BYTES:
+            self._body_ended(at)
+
+    def _name_kind(self, at: float) -> None:
+        """Decides by the first bytes what a body is whose headers do not say it."""
+        body = b"".join(self._body)
+        start = body.removeprefix(BOM).lstrip()
+        if start.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
+            self._kind = "events"
+            self._take_events(body, at)
+        else:
+            self._kind = "json" if start.startswith((b"{", b"[")) else "wrong"
+
+    def _take(self, event: Event, at: float) -> None:
+        said = self._dialect.read_event(event)
+        self._events += 1
+        if said.outputs or said.usage is not None or said.listed_tokens is not None:
+            self._take_output(said, at)
+        if said.finished:
+            self._finished.update(said.finished)
+        if said.error is not None:
+            self._settle("stream_error", said.error, at)
+        elif said.malformed is not None:
+            self._settle("malformed_event", said.malformed, at)
+        elif said.done:
+            self._events -= 1
+            self._conclude(at, done=True)
+
+    def _take_output(self, said: Said, at: float) -> None:
+        if said.usage is not None:
+            self._usage = said.usage
+        if said.listed_tokens is not None:
+            self._listed += said.listed_tokens
+            self._listed_waiting += said.listed_tokens
+        if not said.outputs:
+            return
+        counts: dict[Channel, int] = {}
+        for channel, choice, text in said.outputs:
+            counts[channel] = counts.get(channel, 0) + 1
+            self._choices.add(choice)
+            if self._keep_text:
+                self._texts.setdefault((choice, channel), []).append(text)
+        told = self._told_tokens(said)
+        left = sum(counts.values()) if told is None else told
+        self._counted += left
+        # The stream does not say how they divide between channels: the last gets the rest.
+        last = next(reversed(counts))
+        for channel, count in counts.items():
+            tokens = left if channel == last else min(count, left)
+            left -= tokens
+            self.arrivals.append(Arrival(at, tokens, channel))
+
+    def _told_tokens(self, said: Said) -> int | None:
+        """How many tokens this chunk holds, where the stream says it."""
+        listed, self._listed_waiting = self._listed_waiting, 0
+        if not listed:
+            self._unlisted = True
+        # With several choices some servers count each alone, some all together.
+        if said.usage is not None and len(self._choices) == 1:
+            so_far = self._dialect.output_tokens(said.usage)
+            if so_far is not None and so_far > self._counted:
+                return so_far - self._counted
+        return listed or None
+
+    def _all_finished(self) -> bool:
+        return bool(self._finished) and self._choices <= self._finished.keys()
+
+    def _flush(self, at: float) -> None:
+        event = self._stream.flush()
+        # The standard drops an event without its blank line; several servers and SDKs do not.
+        # It counts if it is whole, which its JSON shows.
+        if event is not None and self._dialect.read_event(event).malformed is None:
+            self._take(event, at)
+
+    def _body_ended(self, at: float) -> None:
+        if self._kind == "unnamed":
+            self._name_kind(at)
+        body = b"".join(self._body)
+        if self._kind == "events":
+            self._flush(at)
+            if not self.settled():
+                self._conclude(at)
+        elif self._kind == "json":
+            self._take_whole(body, at)
+        elif self._kind == "redirect":
+            where = self._http.headers.get("location", "nowhere (no Location)")
+            line = f"{self._status_line()} to {shortened(where)}; redirects are not followed"
+            self._settle("redirect", line, at)
+        elif self._kind == "error":
+            self._settle("http_error", self._http_error(body), at)
+        else:
+            self._settle("wrong_content_type", self._wrong_type(body), at)
+
+    def _take_whole(self, body: bytes, at: float) -> None:
+        said = self._dialect.read_whole(body)
+        self.flags.append("not_streamed")
+        self._take_output(said, at)
+        self._finished.update(said.finished)
+        if said.error is not None:
+            self._settle("stream_error", said.error, at)
+        elif said.malformed is not None:
+            self._settle("malformed_event", said.malformed, at)
+        else:
+            self._events += 1
+            self._conclude(at, done=True)
+
+    def _conclude(self, at: float, *, done: bool = False) -> None:
+        """The stream is over and told of no error."""
+        abnormal = [reason for reason in self._finished.values() if reason in ABNORMAL]
+        if abnormal:
+            self._settle("abnormal_finish", f"finish_reason {abnormal[0]!r}", at)
+        elif not done and not self._all_finished():
+            if self._events:
+                line = "the stream ended without finish_reason or end mark"
+                self._settle("truncated_stream", line, at)
+            else:
+                self._settle("empty_stream", "the stream held no event", at)
+        elif self.arrivals:
+            if len(self.arrivals) > 1 and self.arrivals[0].at == self.arrivals[-1].at:
+                self.flags.append("coalesced")
+            self._settle("ok", None, at)
+        elif self._finished or self.output_tokens()[0] is not None:
+            self.flags.append("empty")
+            self._settle("ok", None, at)
+        else:
+            line = "the stream ended without output, finish_reason or usage"
+            self._settle("empty_stream", line, at)
+
+    def _cut(self, why: str, at: float) -> None:
+        """No more of the body will come, although it is not complete."""
+        if self._kind in ("error", "redirect", "wrong"):
+            self._body_ended(at)
+            return
+        if self._kind == "events":
+            self._flush(at)
+            if not self.settled() and self._all_finished():
+                # What was generated is whole; only its wrapping is cut.
+                self.flags.append("transport_incomplete")
+                self._conclude(at)
+        if self.headers is not None:
+            self._settle("truncated_transport", f"{why} before the end of the answer", at)
+        elif self._http.broken is None:
+            self._settle("truncated_transport", f"{why} before any answer", at)
+        else:
+            self._settle("http_error", f"the answer is {why}", at)
+
+    def _settle(self, outcome: Outcome, error: str | None, at: float) -> None:
+        if self.outcome is None:
+            self.outcome, self.error, self.ended = outcome, error, at
+
+    def _status_line(self) -> str:
+        return shortened(f"{self._http.status} {self._http.reason}")
+
+    def _http_error(self, body: bytes) -> str:
+        line = self._status_line()
+        if told := error_line(body):
+            line += f": {told}"
+        if wait := self._http.headers.get("retry-after"):
+            line += f"; Retry-After: {shortened(wait)}"
+        return line
+
+    def _wrong_type(self, body: bytes) -> str:
+        encoding = self._http.headers.get("content-encoding")
+        if encoding and encoding.lower() != "identity":
+            return f"content-encoding {shortened(encoding)}, which was not asked for"
+        named = shortened(self._http.headers.get("content-type") or "no content type")
+        start = shortened(body.decode("utf-8", "replace"))
+        return f"expected text/event-stream, got {named}: {start}"
+
+
+def _nothing(_: str) -> None:
+    return None

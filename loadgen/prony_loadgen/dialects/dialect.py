@@ -1,0 +1,61 @@
+"""What a dialect is: how a prompt becomes a request body, and what one event of an answer says."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from prony_loadgen.prompt import Prompt
+from prony_loadgen.record import Channel
+from prony_loadgen.sse import Event
+
+
+class DialectError(ValueError):
+    """A request cannot be put in this dialect."""
+
+
+class Output(NamedTuple):
+    """Generated output of one choice in one channel. `text` is never empty."""
+
+    channel: Channel
+    choice: int
+    text: str
+
+
+class Said(NamedTuple):
+    """What one event, or one answer that was not streamed, says."""
+
+    outputs: tuple[Output, ...] = ()
+    # Tokens that this event names one by one (logprobs), with or without text; None: it names none.
+    listed_tokens: int | None = None
+    finished: tuple[tuple[int, str], ...] = ()  # choice, why it ended (in OpenAI's words)
+    usage: dict[str, Any] | None = None  # cumulative: the last one holds
+    error: str | None = None  # an error told inside a 200
+    malformed: str | None = None  # why it cannot be read
+    done: bool = False  # the dialect's end mark: nothing follows
+
+
+class Body(Protocol):
+    """Makes the JSON object to post. `extra` is merged last and wins."""
+
+    def __call__(
+        self,
+        prompt: Prompt,
+        *,
+        model: str,
+        max_tokens: int | None,
+        ignore_eos: bool,
+        extra: Mapping[str, Any],
+    ) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One way of asking a model and of reading what it streams back."""
+
+    name: str
+    path: str  # below the base path
+    body: Body
+    read_event: Callable[[Event], Said]
+    read_whole: Callable[[bytes], Said]  # an answer in one JSON object
+    prompt_tokens: Callable[[Mapping[str, Any]], int | None]  # from usage
+    output_tokens: Callable[[Mapping[str, Any]], int | None]  # from usage

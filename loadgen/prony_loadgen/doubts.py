@@ -1,0 +1,362 @@
+"""Why a run may mislead: its facts go in, doubts with numbers and remedies come out.
+
+`note` explains a number, `warn` weakens it, `invalid` forbids any verdict.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from prony_loadgen.summary import KNOWN_OF_INCOMPLETE, METRICS, Measured, failed, is_empty
+from prony_loadgen.summary import percentile as nearest_rank
+
+Grade = Literal["note", "warn", "invalid"]
+
+SEND_LAG = 0.010  # seconds that are allowed whatever the objective
+SEND_LAG_OF_TTFT = 0.02
+RATE_MISSED = 0.01
+CPU_SHARE = 0.8  # of one core: the client is one thread a process
+SHORT_OUTPUT = 0.95
+INPUT_DIFFERS = 0.2
+COUNTS_DIFFER = 0.02
+BUNCHED = 0.1
+# Under these a percentile is decided by one or two requests.
+ENOUGH = {"p99": 100, "p95": 20, "p90": 10}
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """One reason to distrust a run."""
+
+    id: str
+    grade: Grade
+    message: str  # what was seen, with its numbers
+    remedy: str
+    numbers: Mapping[str, float | int | str | None]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "numbers": dict(self.numbers)}
+
+
+def find_doubts(
+    run: Mapping[str, Any], measured: Measured, tightest_ttft: float | None = None
+) -> list[Doubt]:
+    """All doubts of a run (run.json and its measured part), gravest first.
+
+    `tightest_ttft` is the smallest TTFT limit, in seconds, that the run is judged by.
+    """
+    found = [
+        *_broken_clock(measured),
+        *_send_lag(measured, tightest_ttft),
+        *_rate_missed(measured),
+        *_no_output(measured),
+        *_cut_short(measured),
+        *_dropped(measured),
+        *_client_busy(run),
+        *_stream_shape(measured),
+        *_token_counts(measured),
+        *_short_output(run, measured),
+        *_input_differs(measured),
+        *_empty(measured),
+        *_incomplete(measured),
+        *_few_samples(measured),
+        *_closed_loop(measured),
+    ]
+    order = ("invalid", "warn", "note")
+    return sorted(found, key=lambda doubt: order.index(doubt.grade))
+
+
+def _broken_clock(measured: Measured) -> Iterator[Doubt]:
+    negative = sum(
+        any((getattr(record, metric) or 0.0) < 0 for metric in METRICS)
+        for record in measured.records
+    )
+    if negative:
+        yield Doubt(
+            "negative_duration",
+            "invalid",
+            f"{negative:,} requests have a negative duration; they are in no figure",
+            "this is a bug of Prony or of the records: please report it with the run folder",
+            {"requests": negative},
+        )
+
+
+def _send_lag(measured: Measured, tightest_ttft: float | None) -> Iterator[Doubt]:
+    lags = [lag for r in measured.records if (lag := r.send_lag) is not None]
+    p99 = nearest_rank(lags, 0.99)
+    allowed = max(SEND_LAG, SEND_LAG_OF_TTFT * (tightest_ttft or 0.0))
+    # Under 100 requests the p99 is the worst one: a single hiccup is no late client.
+    late = sum(lag > allowed for lag in lags)
+    if measured.loop == "open" and p99 is not None and p99 > allowed and late > 1:
+        yield Doubt(
+            "send_lag",
+            "invalid",
+            f"our own client sent late: 99 % of requests within {p99 * 1000:.1f} ms, the worst "
+            f"{max(lags) * 1000:.1f} ms, where {allowed * 1000:.0f} ms are allowed; the latencies "
+            "are partly its own",
+            "a lower rate, a machine with less other work, or a core of its own for the client",
+            {"p99_s": p99, "max_s": max(lags), "allowed_s": allowed},
+        )
+
+
+def _rate_missed(measured: Measured) -> Iterator[Doubt]:
+    """Open loop: whether what was sent in the window came at the pace of the schedule."""
+    sent = [(r.intended, r.sent) for r in measured.records if r.sent is not None]
+    if measured.loop != "open" or len(sent) < 2:
+        return
+    asked_for = max(i for i, _ in sent) - min(i for i, _ in sent)
+    took = max(s for _, s in sent) - min(s for _, s in sent)
+    if asked_for <= 0:
+        return
+    # A few ms on a short window are lag, which is judged as such, not a rate.
+    slower = took > asked_for * (1 + RATE_MISSED) and took - asked_for > SEND_LAG
+    attempts = len(sent) + measured.dropped
+    if not slower and measured.dropped <= RATE_MISSED * attempts:
+        return
+    asked, offered = attempts / asked_for, len(sent) / max(took, asked_for)
+    yield Doubt(
+        "rate_missed",
+        "invalid",
+        f"the schedule asked for {asked:.2f} requests/s, {offered:.2f} were sent "
+        f"({(1 - offered / asked) * 100:.1f} % fewer); the results are those of a lower load",
+        "a lower rate, a machine with less other work, or a core of its own for the client",
+        {"asked_per_s": asked, "offered_per_s": offered, "dropped": measured.dropped},
+    )
+
+
+def _no_output(measured: Measured) -> Iterator[Doubt]:
+    if not measured.records:
+        yield Doubt(
+            "no_requests",
+            "warn",
+            "no request lies in the measurement window",
+            "a longer run, or a shorter warm-up",
+            {"requests": 0, "outside_window": len(measured.outside)},
+        )
+    elif any(r.ok for r in measured.records) and not any(r.arrivals for r in measured.records):
+        answered = sum(r.ok for r in measured.records)
+        yield Doubt(
+            "no_output",
+            "invalid",
+            f"{answered:,} requests were answered, but not one with any output",
+            "ask the server by hand (curl); check model, prompt template and max_tokens",
+            {"answered": answered, "output_tokens": 0},
+        )
+
+
+def _cut_short(measured: Measured) -> Iterator[Doubt]:
+    if measured.interrupted:
+        yield Doubt(
+            "interrupted",
+            "warn",
+            f"the run was interrupted; {len(measured.records):,} requests were measured",
+            "let it run to its end: a part of a run can only show a breach",
+            {"requests": len(measured.records)},
+        )
+    elif measured.stopped_early is not None:
+        yield Doubt(
+            "stopped_early",
+            "note",
+            f"the run was stopped early ({measured.stopped_early})",
+            "none needed for the breach; for full figures set measure.stop_on_breach: false",
+            {"requests": len(measured.records)},
+        )
+
+
+def _dropped(measured: Measured) -> Iterator[Doubt]:
+    if measured.dropped:
+        yield Doubt(
+            "dropped",
+            "warn",
+            f"{measured.dropped:,} of {measured.attempts:,} scheduled requests were never sent; "
+            "they count as bad",
+            "a lower rate, or a longer drain at the end",
+            {"dropped": measured.dropped, "scheduled": measured.attempts},
+        )
+
+
+def _client_busy(run: Mapping[str, Any]) -> Iterator[Doubt]:
+    cpu = (run.get("client") or {}).get("cpu_share")
+    if cpu is not None and cpu > CPU_SHARE:
+        yield Doubt(
+            "client_cpu",
+            "warn",
+            f"the load generator used {cpu * 100:.0f} % of a core; close to its limit it times "
+            "tokens late",
+            "a lower rate, or a core of its own for the client",
+            {"cpu_share": cpu},
+        )
+
+
+def _stream_shape(measured: Measured) -> Iterator[Doubt]:
+    ok = [r for r in measured.records if r.ok]
+    whole = sum("not_streamed" in r.flags for r in ok)
+    if whole:
+        yield Doubt(
+            "not_streamed",
+            "warn",
+            f"{whole:,} of {len(ok):,} answers came whole, not as a stream; they have no TTFT, "
+            "TPOT or ITL",
+            "make the server (or the proxy before it) stream: stream: true was asked for",
+            {"requests": whole, "of": len(ok)},
+        )
+    at_once = sum("coalesced" in r.flags for r in ok)
+    if at_once:
+        yield Doubt(
+            "coalesced",
+            "warn",
+            f"{at_once:,} of {len(ok):,} answers were streamed, but arrived all at one moment; "
+            "their TTFT is that of the whole answer, and they have no TPOT",
+            "look for what buffers between server and client: a proxy, compression",
+            {"requests": at_once, "of": len(ok)},
+        )
+    streams = [r for r in ok if "coalesced" not in r.flags and len(r.arrivals) > 1]
+    later = sum(len(r.arrivals) - 1 for r in streams)
+    together = sum(a.at == b.at for r in streams for a, b in pairwise(r.arrivals))
+    if together > BUNCHED * later:
+        yield Doubt(
+            "bunched",
+            "note",
+            f"{together:,} of {later:,} chunks arrived at the same moment as the one before; "
+            "inter-token latencies are partly those of the network or of the reader",
+            "judge the pace by TPOT, which does not depend on it",
+            {"chunks": together, "of": later},
+        )
+
+
+def _token_counts(measured: Measured) -> Iterator[Doubt]:
+    ok = [r for r in measured.records if r.ok and r.arrivals]
+    estimated = sum(r.output_tokens_from == "chunks" for r in ok)
+    if estimated:
+        yield Doubt(
+            "estimated_tokens",
+            "note",
+            f"in {estimated:,} of {len(ok):,} answers the server told no token count; chunks were "
+            "counted instead, so TPOT and tokens/s are estimates",
+            "a server that honours stream_options.include_usage",
+            {"requests": estimated, "of": len(ok)},
+        )
+    counted = [r for r in ok if r.output_tokens_from == "usage" and r.output_tokens]
+    usage = sum(r.output_tokens or 0 for r in counted)
+    told = sum(arrival.tokens for r in counted for arrival in r.arrivals)
+    if not counted or abs(usage - told) <= COUNTS_DIFFER * max(usage, told):
+        return
+    numbers = {"usage_tokens": usage, "stream_tokens": told}
+    if usage > told:
+        yield Doubt(
+            "usage_over_chunks",
+            "note",
+            f"the server counts {usage:,} output tokens, the streams had {told:,} chunks "
+            f"({usage / told:.2f} tokens a chunk); the server's count is used",
+            "none needed; inter-token latencies spread each chunk over its tokens",
+            numbers,
+        )
+    else:
+        yield Doubt(
+            "usage_under_chunks",
+            "warn",
+            f"the server counts {usage:,} output tokens, but {told:,} arrived in its streams; "
+            "the server's count is used, so TPOT may be too high and tokens/s too low",
+            "compare one answer by hand: some servers leave reasoning or tool calls out of usage",
+            numbers,
+        )
+
+
+def _short_output(run: Mapping[str, Any], measured: Measured) -> Iterator[Doubt]:
+    pairs = [
+        (r.asked_output_tokens, r.output_tokens)
+        for r in measured.records
+        if r.ok and r.asked_output_tokens is not None and r.output_tokens is not None
+    ]
+    asked, got = sum(a for a, _ in pairs), sum(g for _, g in pairs)
+    if not pairs or got >= SHORT_OUTPUT * asked:
+        return
+    output = (run.get("scenario") or {}).get("output") or {}
+    forced = isinstance(output, Mapping) and output.get("mode") == "forced"
+    yield Doubt(
+        "short_output",
+        "warn" if forced else "note",
+        f"{asked:,} output tokens were asked for, {got:,} came ({got / asked * 100:.0f} %): the "
+        "load was lighter than planned",
+        "the engine does not take ignore_eos: plan with natural lengths (output.mode: natural)"
+        if forced
+        else "none needed where lengths are natural; output.mode: forced sets them on engines "
+        "that take ignore_eos",
+        {"asked": asked, "got": got},
+    )
+
+
+def _input_differs(measured: Measured) -> Iterator[Doubt]:
+    pairs = [
+        (r.asked_input_tokens, r.prompt_tokens)
+        for r in measured.records
+        if r.ok and r.asked_input_tokens is not None and r.prompt_tokens is not None
+    ]
+    asked, got = sum(a for a, _ in pairs), sum(g for _, g in pairs)
+    if pairs and asked and abs(got - asked) > INPUT_DIFFERS * asked:
+        yield Doubt(
+            "input_differs",
+            "note",
+            f"prompts of {asked:,} tokens were planned, the server counts {got:,} "
+            f"({got / asked:.2f} times): its tokenizer cuts finer or coarser, or its template adds",
+            "none needed if load is compared by the server's own count; else plan other lengths",
+            {"asked": asked, "got": got},
+        )
+
+
+def _empty(measured: Measured) -> Iterator[Doubt]:
+    empty = sum(is_empty(r) for r in measured.records)
+    if empty:
+        yield Doubt(
+            "empty",
+            "warn",
+            f"{empty:,} of {len(measured.records):,} requests finished without any output; they "
+            "are in no latency",
+            "look at their finish_reason in requests.jsonl.gz",
+            {"requests": empty, "of": len(measured.records)},
+        )
+
+
+def _incomplete(measured: Measured) -> Iterator[Doubt]:
+    incomplete = [r for r in measured.records if r.outcome == "incomplete"]
+    if incomplete and not measured.cut_short:
+        started = sum(bool(r.arrivals) for r in incomplete)
+        yield Doubt(
+            "incomplete",
+            "note",
+            f"{len(incomplete):,} requests were still running at the end ({started:,} had begun "
+            f"to answer); of these only {', '.join(sorted(KNOWN_OF_INCOMPLETE - {'send_lag'}))} "
+            "can be known",
+            "a longer run, so that they matter less, or a longer drain",
+            {"requests": len(incomplete), "started": started},
+        )
+
+
+def _few_samples(measured: Measured) -> Iterator[Doubt]:
+    n = sum((r.ok and not is_empty(r)) or failed(r) for r in measured.records) + measured.dropped
+    short = [name for name, enough in ENOUGH.items() if 0 < n < enough]
+    if short:
+        # One in a hundred needs a hundred to be seen once.
+        wanted = math.ceil(ENOUGH[short[0]])
+        yield Doubt(
+            "few_samples",
+            "note",
+            f"{n:,} requests are too few for {', '.join(short)}: there it is one or two requests "
+            "that decide",
+            f"at least {wanted:,} measured requests, better ten times as many",
+            {"requests": n, "wanted": wanted},
+        )
+
+
+def _closed_loop(measured: Measured) -> Iterator[Doubt]:
+    if measured.loop == "closed":
+        yield Doubt(
+            "closed_loop",
+            "note",
+            "closed loop: a slow server is asked less often, so these latencies cannot show what "
+            "a queue would have done",
+            "arrivals: {process: poisson, rate: ...} for what users who keep coming would feel",
+            {"requests": len(measured.records)},
+        )

@@ -1,0 +1,201 @@
+"""What a run needs, agreed before it starts: a scenario or a locustfile in, Settings out."""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
+from math import inf
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from prony_loadgen.dispatch import Form
+from prony_loadgen.folder import RunFolder, refuse_used
+from prony_loadgen.plan import Plan, make_plan, schedule
+from prony_loadgen.record import RequestRecord
+from prony_loadgen.scenario import Scenario, Talk
+from prony_loadgen.strict_yaml import FileError
+from prony_loadgen.target import Target
+from prony_loadgen.telemetry import LoadMetrics
+
+Observer = Callable[[RequestRecord], None]
+
+
+class Judge(Protocol):
+    """What judges a run; prony.judging has it. Tests bring their own."""
+
+    @property
+    def warmup(self) -> float | None:
+        """Seconds of warm-up that the SLO asks for where the scenario sets none."""
+        ...
+
+    def plan(self, plan: Plan, window: tuple[float, float]) -> list[str]:
+        """Lines on whether the SLO can be decided with `plan`; printed before load."""
+        ...
+
+    def breached(self, record: RequestRecord) -> str | None:
+        """Takes each record; why the run should stop now, or None."""
+        ...
+
+    def finish(self, folder: RunFolder) -> int:
+        """Judges the finished folder, writes and prints what there is to say; the exit code."""
+        ...
+
+
+class NoJudge:
+    """Where nothing is installed that judges: the run folder is written, the exit code is 0."""
+
+    warmup: float | None = None
+
+    def plan(self, plan: Plan, window: tuple[float, float]) -> list[str]:
+        return []
+
+    def breached(self, record: RequestRecord) -> str | None:
+        return None
+
+    def finish(self, folder: RunFolder) -> int:
+        return 4 if folder.read_run()["interrupted"] else 0
+
+
+def installed_judge(slo: Sequence[str], scenario_slo: str | None) -> Judge:
+    """The judge that is installed, for those who are not given one. Raises FileError.
+
+    This package must not import it: the arrows point the other way.
+    """
+    for point in entry_points(group="prony.judge"):
+        made: Judge = point.load()(slo, scenario_slo)
+        return made
+    if slo:
+        raise FileError(["--slo: nothing is installed that judges (entry point prony.judge)"])
+    return NoJudge()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that a run needs and that was checked before it."""
+
+    name: str  # of the scenario or locustfile; names the folder
+    facts: Mapping[str, Any]  # what run.json keeps of the scenario
+    scenario: Scenario | None  # None where a locustfile's own tasks make the load
+    target: Target
+    form: Form
+    loop: Literal["open", "closed"]
+    seed: int
+    judge: Judge
+    plan: Plan
+    warmup: float
+    drain: float  # how long to wait at the end for what is in flight
+    schedule: Sequence[float] | None = None  # open loop: when each request is due
+    ends: float | None = None  # when sending ends, where that is known before
+    out: Path | None = None
+    observers: tuple[Observer, ...] = ()
+    metrics: LoadMetrics | None = None
+    run_id: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """When measuring begins and ends, as far as that is known before."""
+        return self.warmup, inf if self.ends is None else self.ends
+
+    def lines(self) -> list[str]:
+        """The plan for people, and whether it can decide the SLO."""
+        return [*self.plan.lines(), *self.judge.plan(self.plan, self.window)]
+
+
+def for_scenario(
+    scenario: Scenario,
+    target: Target,
+    model: str,
+    judge: Judge,
+    *,
+    out: Path | None = None,
+    limit: float | None = None,
+) -> Settings:
+    """The settings of a run that a scenario drives.
+
+    `limit` is when something else (Locust's -t) will end it. Raises FileError for a prompts file
+    that is bad or does not fit the dialect, and for an `out` that holds a run.
+    """
+    if out is not None:
+        refuse_used(out)
+    warmup = _warmup(scenario, judge)
+    timed = scenario.model_copy(update={"warmup": warmup})
+    plan = make_plan(timed, limit)
+    common = Settings(
+        name=scenario.name,
+        facts=scenario.resolved(),
+        scenario=timed,
+        target=target,
+        form=_form(scenario, model, ignore_eos=scenario.output.mode == "forced"),
+        loop="closed",
+        seed=scenario.seed,
+        judge=judge,
+        plan=plan,
+        warmup=warmup,
+        drain=_drain(scenario),
+        out=out,
+    )
+    if not scenario.arrivals.open_loop:
+        return replace(common, ends=plan.seconds)
+    due = schedule(timed, limit)
+    return replace(common, loop="open", schedule=due, ends=_end(timed, due, limit))
+
+
+def for_tasks(
+    name: str,
+    talk: Talk,
+    target: Target,
+    model: str,
+    judge: Judge,
+    *,
+    facts: Mapping[str, Any],
+    out: Path | None = None,
+    limit: float | None = None,
+) -> Settings:
+    """The settings of a run whose load a locustfile's own tasks make. Raises FileError."""
+    if out is not None:
+        refuse_used(out)
+    return Settings(
+        name=name,
+        facts={"name": name, **talk.resolved(), **facts},
+        scenario=None,
+        target=target,
+        form=_form(talk, model, ignore_eos=False),
+        loop="closed",
+        seed=talk.seed,
+        judge=judge,
+        plan=Plan(None, None, None, None, limit),
+        warmup=_warmup(talk, judge),
+        drain=_drain(talk),
+        ends=None,
+        out=out,
+    )
+
+
+def _form(talk: Talk, model: str, *, ignore_eos: bool) -> Form:
+    return Form(
+        dialect=talk.dialect,
+        model=model,
+        ignore_eos=ignore_eos,
+        extra_body=talk.extra_body,
+        keep_text=talk.keep_text,
+    )
+
+
+def _warmup(talk: Talk, judge: Judge) -> float:
+    own = judge.warmup if talk.warmup is None else talk.warmup
+    return own or 0.0
+
+
+def _drain(talk: Talk) -> float:
+    return min(talk.timeouts.drain, talk.timeouts.total)
+
+
+def _end(scenario: Scenario, due: Sequence[float], limit: float | None) -> float:
+    """When the last request's turn is over: the end of what is measured."""
+    assert scenario.arrivals.rate is not None and scenario.warmup is not None
+    ends = [] if limit is None else [limit]
+    if scenario.duration is not None:
+        ends.append(scenario.warmup + scenario.duration)
+    if due and sum(at >= scenario.warmup for at in due) == scenario.requests:
+        ends.append(due[-1] + 1 / scenario.arrivals.rate)
+    return min(ends)

@@ -1,0 +1,1 @@
+"""SLO files and the gate that judges runs against them."""

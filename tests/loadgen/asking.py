@@ -1,0 +1,74 @@
+"""Ways for tests to send requests with the real client: a URL goes in, records come out."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from prony_loadgen.client import Client, Request
+from prony_loadgen.record import RequestRecord
+from prony_loadgen.target import Timeouts, parse_target
+
+
+def request(number: int = 0, *, after: float = 0.0, dialect: str = "openai-chat") -> Request:
+    """A request due `after` seconds from now."""
+    return Request(
+        id=str(number),
+        cls="chat",
+        dialect=dialect,
+        body=b"{}",
+        intended=time.monotonic() + after,
+        trace_id=f"{number + 1:032x}",
+        span_id=f"{number + 1:016x}",
+        keep_text=True,
+    )
+
+
+def ask(
+    url: str,
+    *requests: Request,
+    timeouts: Timeouts | None = None,
+    drain: float = 20.0,
+    on_record: Callable[[RequestRecord], None] | None = None,
+) -> list[RequestRecord]:
+    """The records of these requests (one, due at once, if none is given), in order of ending."""
+    records: list[RequestRecord] = []
+    client = Client(
+        parse_target(url, timeouts=timeouts or Timeouts()),
+        origin=time.monotonic(),
+        on_record=on_record or records.append,
+    )
+    client.start()
+    for each in requests or (request(),):
+        client.submit(each)
+    client.close(drain=drain)
+    return records
+
+
+def ask_in_turn(url: str, count: int) -> list[RequestRecord]:
+    """The records of `count` requests, each sent when the one before was recorded."""
+    records: list[RequestRecord] = []
+    over = threading.Event()
+
+    def on_record(record: RequestRecord) -> None:
+        records.append(record)
+        if len(records) < count:
+            client.submit(request(len(records)))
+        else:
+            over.set()
+
+    client = Client(parse_target(url), origin=time.monotonic(), on_record=on_record)
+    client.start()
+    client.submit(request(0))
+    assert over.wait(20)
+    client.close(drain=0.0)
+    return records
+
+
+def on_a_quiet_moment(check: Callable[[], None], tries: int = 8) -> None:
+    """Runs a check of times until it passes: any other process may take the processor meanwhile."""
+    for _ in range(tries - 1):
+        with contextlib.suppress(AssertionError):
+            check()
+            return
+    check()

@@ -1,0 +1,128 @@
+"""A small OpenAI-compatible server over real sockets, as a thread or a process of its own.
+
+It answers each request with `max_tokens` words, so what was asked can be compared with what came.
+`python -m tests.loadgen.fake_server` prints its port and serves until its stdin is closed.
+"""
+
+import json
+import re
+import socket
+import sys
+import threading
+import time
+from typing import Any, Self
+
+MODEL = "fake"
+_LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
+_HEADERS = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+
+
+class FakeServer:
+    """Serves until it leaves its `with` block. `bodies` holds the requests that it has read."""
+
+    def __init__(self, *, first_token: float = 0.0, gap: float = 0.0, fail_after: int = -1) -> None:
+        """Answers 500 once it has read `fail_after` requests (the probe is not counted)."""
+        self.first_token, self.gap, self.fail_after = first_token, gap, fail_after
+        self.bodies: list[dict[str, Any]] = []
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.port: int = self._listening.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Wakes the accept, which a close alone does not.
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        received = b""
+        with connection:
+            try:
+                while True:
+                    while b"\r\n\r\n" not in received:
+                        received += _read(connection)
+                    head, _, received = received.partition(b"\r\n\r\n")
+                    found = _LENGTH.search(head)
+                    length = int(found[1]) if found else 0
+                    while len(received) < length:
+                        received += _read(connection)
+                    body, received = received[:length], received[length:]
+                    self._answer(connection, head.split(b" ")[1], body)
+            except OSError:
+                return
+
+    def _answer(self, connection: socket.socket, path: bytes, body: bytes) -> None:
+        if path.endswith(b"/models"):
+            connection.sendall(_json({"data": [{"id": MODEL}]}))
+            return
+        asked = json.loads(body)
+        probe = asked["max_tokens"] == 4
+        if not probe:
+            self.bodies.append(asked)
+        if 0 <= self.fail_after < len(self.bodies):
+            connection.sendall(_json({"error": {"message": "no"}}, 500))
+            return
+        time.sleep(0 if probe else self.first_token)
+        chat = path.endswith(b"/chat/completions")
+        pieces = [_event(chat, f"w{number} ") for number in range(asked["max_tokens"])]
+        words = len((asked.get("prompt") or json.dumps(asked.get("messages"))).split())
+        usage = {"prompt_tokens": words, "completion_tokens": len(pieces)}
+        end = [
+            _event(chat, "", "length"),
+            _data({"choices": [], "usage": usage}),
+            b"data: [DONE]\n\n",
+        ]
+        if self.gap:
+            connection.sendall(_HEADERS)
+            for piece in pieces:
+                connection.sendall(_chunk(piece))
+                time.sleep(self.gap)
+            connection.sendall(b"".join(map(_chunk, end)) + b"0\r\n\r\n")
+        else:
+            connection.sendall(_HEADERS + b"".join(map(_chunk, pieces + end)) + b"0\r\n\r\n")
+
+
+def _read(connection: socket.socket) -> bytes:
+    data = connection.recv(65536)
+    if not data:
+        raise ConnectionResetError
+    return data
+
+
+def _event(chat: bool, text: str, finish: str | None = None) -> bytes:
+    said = {"delta": {"content": text}} if chat else {"text": text}
+    return _data({"choices": [{"index": 0, "finish_reason": finish, **said}]})
+
+
+def _data(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def _chunk(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+def _json(value: dict[str, Any], status: int = 200) -> bytes:
+    body = json.dumps(value).encode()
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return head.encode() + b"\r\n\r\n" + body
+
+
+if __name__ == "__main__":
+    with FakeServer(first_token=float(sys.argv[1]), gap=float(sys.argv[2])) as server:
+        print(server.port, flush=True)
+        sys.stdin.read()

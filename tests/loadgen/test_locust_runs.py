@@ -1,0 +1,419 @@
+"""Locust runs as people start them: in processes of their own, against a server on loopback."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.loadgen.fake_server import FakeServer
+
+from prony_loadgen.folder import RunFolder
+from prony_loadgen.shipped import shipped
+
+MINE = """
+from locust import constant, task
+from prony_loadgen import LLMUser
+
+class Chatter(LLMUser):
+    wait_time = constant(0.01)
+
+    @task(3)
+    def short(self):
+        self.chat("Say hello", max_tokens=2, name="short")
+
+    @task
+    def long(self):
+        self.complete("Tell me more", max_tokens=9, name="long", temperature=0)
+"""
+SHORT = ["--set", "requests=40", "--set", "arrivals.rate=80", "--warmup", "0s"]
+# Lenient, so that a busy machine's send lag (2 % of a TTFT limit is allowed) decides nothing here.
+PASSES = ["--slo", "errors < 20%", "--slo", "ttft p50 < 20s"]
+
+
+class Process:
+    """A program under test; everything that it prints goes to one file."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self._said = folder / "said.txt"
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")}
+        with self._said.open("wb") as file:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**environ, "NO_COLOR": "1"},
+            )
+        _STARTED.append(self)
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text(errors="replace")
+
+    def end(self) -> int:
+        """Its exit code; it has a minute."""
+        try:
+            return self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end by itself:\n{self.said}") from None
+
+    def kill(self) -> None:
+        """Whatever became of the test, nothing is left running."""
+        self.process.kill()
+        self.process.wait()
+
+    def until(self, met: Callable[[], object]) -> None:
+        """Waits until `met` while the process lives."""
+        deadline = time.monotonic() + 60
+        while not met():
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.01)
+
+
+_STARTED: list[Process] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_running() -> Iterator[None]:
+    yield
+    while _STARTED:
+        _STARTED.pop().kill()
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer(first_token=0.005, gap=0.0005) as server:
+        yield server
+
+
+def locust(folder: Path, file: str | Path, *options: str) -> Process:
+    command = [sys.executable, "-m", "locust", "-f", str(file), "--only-summary", *options]
+    return Process(command, folder)
+
+
+def ours(folder: Path, server: FakeServer, *options: str) -> Process:
+    file = shipped("locustfile.py")
+    return locust(folder, file, "--headless", "-H", server.url, "--out", "out", *options)
+
+
+def mine(folder: Path, server: FakeServer, *options: str, text: str = MINE) -> Process:
+    (folder / "mine.py").write_text(text)
+    return locust(folder, "mine.py", "--headless", "-H", server.url, "--out", "out", *options)
+
+
+def run_of(folder: Path) -> dict[str, Any]:
+    return RunFolder(folder / "out").read_run()
+
+
+def sent(folder: Path) -> Counter[str]:
+    return Counter(record.cls for record in RunFolder(folder / "out").records())
+
+
+def test_the_shipped_locustfile_ends_with_its_scenario_and_the_verdicts_code(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    process = ours(tmp_path, server, *SHORT, *PASSES, "-u", "5")
+    assert process.end() == 0, process.said
+    assert "plan: 40 requests (40 measured)" in process.said
+    assert "an open-loop scenario is sent by one user; -u is ignored" in process.said
+    run = run_of(tmp_path)
+    assert (run["verdict"], run["exit_code"], run["loop"]) == ("pass", 0, "open")
+    assert sent(tmp_path) == {"chat": 40}
+    assert len(server.bodies) == 40
+
+
+def test_a_breach_is_locusts_exit_code(tmp_path: Path, server: FakeServer) -> None:
+    process = ours(tmp_path, server, *SHORT, *PASSES, "--slo", "output_tokens_per_s > 1e9")
+    assert process.end() == 1, process.said
+    assert run_of(tmp_path)["verdict"] == "breach"
+
+
+def test_a_locustfile_of_ones_own_gives_a_judged_run_with_the_same_summary(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    theirs, scenario = tmp_path / "theirs", tmp_path / "scenario"
+    theirs.mkdir()
+    scenario.mkdir()
+    files = ["--csv", "stats", "--html", "stats.html", "--json-file", "stats"]
+    process = mine(theirs, server, "-u", "4", "-r", "4", "-t", "2s", *PASSES, *files)
+    assert process.end() == 0, process.said
+    run = run_of(theirs)
+    assert (run["verdict"], run["loop"], run["scenario"]["name"]) == ("pass", "closed", "mine")
+    counts = sent(theirs)
+    assert counts["short"] > 2 * counts["long"] > 0
+    # One event a request, at its end, with the tokens as its length.
+    rows = {row["name"]: row for row in json.loads((theirs / "stats.json").read_text())}
+    assert {name: rows[name]["num_requests"] for name in counts} == dict(counts)
+    assert rows["long"]["total_content_length"] == 9 * counts["long"]
+    assert rows["short"]["min_response_time"] >= 5
+    assert "short" in (theirs / "stats_stats.csv").read_text()
+    assert "short" in (theirs / "stats.html").read_text()
+
+    other = ours(scenario, server, *SHORT, *PASSES)
+    assert other.end() == 0, other.said
+    assert run_of(scenario).keys() == run.keys()
+    wanted = set(run_of(scenario)["summary"]) | {"classes"}
+    assert set(run["summary"]) | {"classes"} == wanted
+
+
+def test_a_closed_scenario_takes_its_users_from_u(tmp_path: Path, server: FakeServer) -> None:
+    closed = ["--set", "arrivals={process: closed, users: 9}", "--set", "requests=30"]
+    process = ours(tmp_path, server, *closed, "--warmup", "0s", "-u", "2", *PASSES)
+    assert process.end() == 0, process.said
+    assert run_of(tmp_path)["scenario"]["arrivals"]["users"] == 2
+    assert sent(tmp_path) == {"chat": 30}
+
+
+def test_run_time_shortens_a_scenario(tmp_path: Path, server: FakeServer) -> None:
+    rate = ["--set", "arrivals.rate=40", "--warmup", "0s"]
+    process = ours(tmp_path, server, *rate, *PASSES, "-t", "2s")
+    assert process.end() == 0, process.said
+    run = run_of(tmp_path)
+    assert run["window"][1] <= 2.0
+    assert (run["interrupted"], run["stopped_early"]) == (False, None)
+    assert run["schedule"]["dropped"] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_judged_folder_marked_interrupted(
+    tmp_path: Path, server: FakeServer, number: signal.Signals
+) -> None:
+    process = ours(tmp_path, server, *PASSES, "--warmup", "0s")
+    process.until(lambda: len(server.bodies) > 10)
+    process.process.send_signal(number)
+    assert process.end() == 4, process.said
+    run = run_of(tmp_path)
+    assert (run["interrupted"], run["verdict"], run["exit_code"]) == (True, "invalid", 4)
+    assert sum(sent(tmp_path).values()) > 10
+    assert "Traceback" not in process.said
+    assert process.said.count("Shutting down") == 1
+
+
+def test_a_signal_during_a_locustfile_of_ones_own_is_no_different(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    process = mine(tmp_path, server, "-u", "3")
+    process.until(lambda: len(server.bodies) > 10)
+    process.process.send_signal(signal.SIGINT)
+    assert process.end() == 4, process.said
+    assert run_of(tmp_path)["interrupted"] is True
+
+
+def test_a_listener_may_stop_users_and_tests(tmp_path: Path, server: FakeServer) -> None:
+    listener = """
+from locust import events
+from locust.exception import StopUser
+
+seen = []
+
+@events.request.add_listener
+def stop(context, exception, **_):
+    assert exception is None and context["ttft"] > 0
+    seen.append(context["record"].id)
+    if len(seen) >= 5:
+        raise StopUser
+
+@events.quitting.add_listener
+def tell(**_):
+    print("seen", len(seen))
+"""
+    process = mine(tmp_path, server, "-t", "3s", text=MINE + listener)
+    assert process.end() == 0, process.said
+    assert sum(sent(tmp_path).values()) == 5
+    assert "seen 5" in process.said
+
+
+QUITS = """
+from locust import events
+from prony_loadgen.locust_user import ScenarioUser
+
+seen = []
+
+@events.init.add_listener
+def remember(environment, **_):
+    seen.append(environment)
+
+@events.request.add_listener
+def quit_at_the_fifth(**_):
+    seen.append(1)
+    if len(seen) == 6:
+        seen[0].runner.quit()
+"""
+SCENARIO = (
+    QUITS
+    + """
+class Mine(ScenarioUser):
+    pass
+"""
+)
+
+
+STOPS = SCENARIO.replace("seen[0].runner.quit()", "raise StopTest('enough')").replace(
+    "from locust import events", "from locust import events\nfrom locust.exception import StopTest"
+)
+
+
+@pytest.mark.parametrize("text", [MINE + QUITS, SCENARIO, STOPS], ids=["tasks", "scenario", "stop"])
+def test_a_listener_may_quit_in_the_middle_of_a_run(
+    tmp_path: Path, server: FakeServer, text: str
+) -> None:
+    process = mine(tmp_path, server, "-u", "2", "--slo", "ttft p50 < 20s", text=text)
+    assert process.end() == 3, process.said
+    run = run_of(tmp_path)
+    assert run["ended_at"] is not None
+    assert run["interrupted"] is False
+    assert 5 <= sum(sent(tmp_path).values()) < 30
+
+
+def test_failed_requests_are_failures_in_locust_too(tmp_path: Path) -> None:
+    with FakeServer(fail_after=20) as server:
+        process = ours(tmp_path, server, *SHORT, *PASSES)
+        assert process.end() == 1, process.said
+    assert "LLMError('http_error: " in process.said
+    outcomes = Counter(record.outcome for record in RunFolder(tmp_path / "out").records())
+    assert outcomes == {"ok": 20, "http_error": 20}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--scenario", "chta"], "error: no scenario is called 'chta'; did you mean 'chat'?"),
+        (["--set", "arrivals.rat=3"], "error: --set arrivals.rat: unknown key; did you mean"),
+        (["--set", "arrivals.rate"], "error: --set arrivals.rate: expected KEY=VALUE"),
+        (["--slo", "tfft p99 < 1s"], "error: "),
+        (["--api-key-env", "NOT_THERE"], "error: --api-key-env: the environment variable NOT_"),
+        (["--master"], "error: --master, --worker and --processes are not supported yet"),
+        (["--processes", "2"], "error: --master, --worker and --processes are not supported yet"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_2(
+    tmp_path: Path, server: FakeServer, options: list[str], message: str
+) -> None:
+    process = ours(tmp_path, server, *options)
+    assert process.end() == 2, process.said
+    told = [line for line in process.said.splitlines() if "error" in line.lower()]
+    assert len(told) == 1 and told[0].startswith(message), process.said
+    assert "Traceback" not in process.said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_that_is_not_there_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    with FakeServer() as gone:
+        pass
+    process = ours(tmp_path, gone)
+    assert process.end() == 2, process.said
+    assert f"error: cannot reach {gone.url}/v1/models" in process.said
+
+
+def test_the_web_ui_makes_a_folder_for_each_test_that_it_starts(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    port = _free_port()
+    options = ["--web-port", str(port), "--web-host", "127.0.0.1", "-H", server.url]
+    file = shipped("locustfile.py")
+    process = locust(tmp_path, file, *options, "--out", "out", "--warmup", "0s", *PASSES)
+    process.until(lambda: _fetched(port, "/") is not None)
+    for number in (1, 2):
+        server.bodies.clear()
+        _fetched(port, "/swarm", {"user_count": "3", "spawn_rate": "3"})
+        process.until(lambda: len(server.bodies) > 20)
+        _fetched(port, "/stop", {})
+        folder = RunFolder(tmp_path / "out" / f"run-{number}")
+        run = folder.read_run()
+        assert run["stopped_early"] == "stopped through Locust before its end"
+        assert len(list(folder.records())) >= 20
+    process.process.send_signal(signal.SIGTERM)
+    assert process.end() == run["exit_code"], process.said
+
+
+def test_a_web_ui_test_that_cannot_start_says_why_and_may_be_tried_again(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    port = _free_port()
+    options = ["--web-port", str(port), "--web-host", "127.0.0.1", *SHORT, *PASSES]
+    process = locust(tmp_path, shipped("locustfile.py"), *options, "--out", "out")
+    process.until(lambda: _fetched(port, "/") is not None)
+    nowhere = f"http://127.0.0.1:{_free_port()}"
+    _fetched(port, "/swarm", {"user_count": "1", "spawn_rate": "1", "host": nowhere})
+    process.until(lambda: f"error: cannot reach {nowhere}" in process.said)
+    process.until(lambda: _state(port) == "stopped")
+    _fetched(port, "/swarm", {"user_count": "1", "spawn_rate": "1", "host": server.url})
+    process.until(lambda: (tmp_path / "out" / "run-1" / "report.html").exists())
+    process.process.send_signal(signal.SIGTERM)
+    assert process.end() == 0, process.said
+
+
+RUN = """
+import sys
+from prony_loadgen.locust_user import RunOptions, run_scenario
+from prony_loadgen.scenario import load_scenario
+from prony_loadgen.settings import installed_judge
+from pathlib import Path
+
+requests = sys.argv[3]
+scenario = load_scenario("chat", {"warmup": "0s", "arrivals.rate": "80", "requests": requests})
+judge = installed_judge(["errors < 20%", "ttft p50 < 20s"], scenario.slo)
+sys.exit(run_scenario(scenario, judge, RunOptions(
+    target=sys.argv[1], out=Path("out"), metrics_port=int(sys.argv[2]))))
+"""
+
+
+def test_a_run_without_locusts_command_line_serves_its_metrics_and_ends_by_signal(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    port = _free_port()
+    process = Process([sys.executable, "-c", RUN, server.url, str(port), "3000"], tmp_path)
+    process.until(lambda: len(server.bodies) > 20)
+    series = _fetched(port, "/metrics") or ""
+    found = re.search(r'prony_loadgen_requests_total\{class="chat",outcome="ok".*\} (\d+)', series)
+    assert found and int(found[1]) > 0
+    process.process.send_signal(signal.SIGINT)
+    assert process.end() == 4, process.said
+    assert "interrupted: waiting up to 5 s" in process.said
+    assert run_of(tmp_path)["interrupted"] is True
+
+
+def test_a_run_without_locusts_command_line_ends_with_the_verdicts_code(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    command = [sys.executable, "-c", RUN, server.url, str(_free_port()), "60"]
+    process = Process(command, tmp_path)
+    assert process.end() == 0, process.said
+    run = run_of(tmp_path)
+    assert run["schedule"]["planned"] == sum(sent(tmp_path).values()) == 60
+    assert json.loads((tmp_path / "runs" / "latest" / "run.json").read_text()) == run
+
+
+def _state(port: int) -> str:
+    state: str = json.loads(_fetched(port, "/stats/requests") or "{}")["state"]
+    return state
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+def _fetched(port: int, path: str, form: dict[str, str] | None = None) -> str | None:
+    data = None if form is None else urllib.parse.urlencode(form).encode()
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", data, timeout=30) as answer:
+            text: str = answer.read().decode()
+            return text
+    except (urllib.error.URLError, ConnectionError):
+        return None

@@ -1,0 +1,245 @@
+"""What a live server tells Prometheus and OpenTelemetry, and that docs/metrics.md says the same."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanKind, StatusCode
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.parser import text_string_to_metric_families as parse_plain
+from tests.server.live_server import LiveServer, live_server
+
+from prony_server.telemetry import GpuCollector
+
+ROOT = Path(__file__).parents[2]
+OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
+PHASES = ("tokenize", "queue", "prefill", "decode", "detokenize")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live_server() as live:
+        live.chat(max_tokens=3)
+        live.complete(max_tokens=3)
+        yield live
+
+
+def traced(server: LiveServer, **body: object) -> dict[str, ReadableSpan]:
+    """The spans of one request that carries a traceparent, by name."""
+    server.spans.clear()
+    answer = server.post(
+        "/v1/chat/completions",
+        {"model": "tiny", "messages": [{"role": "user", "content": "secret words"}], **body},
+        TRACEPARENT,
+    )
+    assert answer.status in (200, 400)
+    return server.wait_for_spans("chat tiny")
+
+
+def seconds(value: object) -> float:
+    assert isinstance(value, float)
+    return value
+
+
+def documented(section: str) -> dict[str, tuple[str, ...]]:
+    """docs/metrics.md's rows under a heading: name -> type, unit, labels."""
+    text = (ROOT / "docs/metrics.md").read_text()
+    body = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|", body, re.MULTILINE)
+    return {name: tuple(cell.strip() for cell in cells) for name, *cells in rows}
+
+
+def test_every_metric_of_a_live_server_is_documented_and_no_other(server: LiveServer) -> None:
+    parse: Any = text_string_to_metric_families
+    families = parse(server.get("/metrics", **OPENMETRICS).body.decode())
+    exported = {}
+    for family in families:
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = sorted({key for s in family.samples for key in s.labels} - {"le"})
+        exported[name] = (family.type, ", ".join(f"`{label}`" for label in labels))
+    needs_gpu = {"prony_gpu_utilization_ratio", "prony_gpu_memory_used_bytes"}
+    described = {
+        name: (kind, labels)
+        for name, (kind, _, labels) in documented("Reference server").items()
+        if name in exported or name not in needs_gpu
+    }
+    assert exported == described
+
+
+def test_plain_prometheus_text_is_served_to_who_does_not_ask_for_openmetrics(
+    server: LiveServer,
+) -> None:
+    answer = server.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert any(f.name == "prony_requests_running" for f in parse_plain(answer.body.decode()))
+
+
+def test_buckets_reach_down_to_half_a_millisecond_and_are_floats(server: LiveServer) -> None:
+    text = server.get("/metrics").body.decode()
+    for name in ("request_duration", "time_to_first_token", "time_per_output_token"):
+        edges = re.findall(rf'^gen_ai_server_{name}_seconds_bucket{{.*le="([^"]+)"}}', text, re.M)
+        assert edges[:4] == ["0.0005", "0.001", "0.0025", "0.005"]
+        assert all("." in edge or edge == "+Inf" for edge in edges)
+
+
+def test_tokens_and_requests_are_counted_as_usage_counts_them() -> None:
+    with live_server() as server:
+        usage = [server.chat(max_tokens=n, stream=n > 20).status for n in (20, 30, 50)]
+        assert usage == [200] * 3
+        assert server.metric("prony_prompt_tokens_total") == 3 * 24
+        assert server.metric("prony_generation_tokens_total") == 100
+        assert server.metric("prony_requests_finished_total", finish_reason="length") == 3
+        assert server.metric("prony_requests_finished_total", finish_reason="stop") == 0
+        assert server.metric("prony_request_decode_seconds_count") == 3
+        # The engine's warm-up is nobody's traffic. 3 prompts of 24 and, after each one's first
+        # token, what is left of its output.
+        # The last answer is out before its step is counted, so this is waited for.
+        server.wait_for("prony_iteration_tokens_sum", 3 * 24 + 100 - 3)
+        labels = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "prony"}
+        labels["gen_ai_request_model"] = "tiny"
+        duration = "gen_ai_server_request_duration_seconds_count"
+        server.wait_for(duration, 3, **labels, error_type="")
+        for name in ("time_to_first_token", "time_per_output_token"):
+            assert server.metric(f"gen_ai_server_{name}_seconds_count", **labels) == 3
+        assert server.chat(max_tokens=0).status == 400
+        server.wait_for(duration, 1, **labels, error_type="400")
+
+
+def test_exemplars_lead_from_a_histogram_to_the_trace(server: LiveServer) -> None:
+    traced(server, max_tokens=4)
+    text = server.get("/metrics", **OPENMETRICS).body.decode()
+    with_exemplar = {line.split("_bucket")[0] for line in text.splitlines() if TRACE in line}
+    assert with_exemplar >= {
+        "gen_ai_server_request_duration_seconds",
+        "gen_ai_server_time_to_first_token_seconds",
+        "gen_ai_server_time_per_output_token_seconds",
+        "prony_request_queue_seconds",
+        "prony_request_prefill_seconds",
+        "prony_request_decode_seconds",
+    }
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_requests_spans_join_the_clients_trace_and_follow_one_another(
+    server: LiveServer, stream: bool
+) -> None:
+    spans = traced(server, max_tokens=6, temperature=0.5, seed=3, stream=stream)
+    assert set(spans) == {"chat tiny", *PHASES}
+    root = spans["chat tiny"]
+    assert root.kind is SpanKind.SERVER and root.parent and root.context
+    assert f"{root.parent.span_id:016x}" == SPAN
+    assert {f"{span.context.trace_id:032x}" for span in spans.values() if span.context} == {TRACE}
+    times = {}
+    for name in PHASES:
+        span = spans[name]
+        assert span.parent and span.parent.span_id == root.context.span_id
+        assert root.start_time and span.start_time and span.end_time and root.end_time
+        assert root.start_time <= span.start_time <= span.end_time <= root.end_time
+        times[name] = (span.start_time, span.end_time)
+    exclusive = [times[name] for name in PHASES[:4]]
+    assert all(before[1] <= after[0] for before, after in pairwise(exclusive))
+    assert times["queue"][1] == times["prefill"][0] and times["prefill"][1] == times["decode"][0]
+
+
+def test_the_servers_own_latencies_can_be_read_from_its_span(server: LiveServer) -> None:
+    spans = traced(server, max_tokens=6, temperature=0.5, seed=3, stream=True)
+    attributes = dict(spans["chat tiny"].attributes or {})
+    response_id = attributes.pop("gen_ai.response.id")
+    assert str(response_id).startswith("chatcmpl-")
+    prefix = "gen_ai.latency."
+    names = [name for name in attributes if name.startswith(prefix)]
+    latency = {name.removeprefix(prefix): seconds(attributes.pop(name)) for name in names}
+    assert attributes == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "prony",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.request.max_tokens": 6,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.top_p": 1.0,
+        "gen_ai.request.seed": 3,
+        "gen_ai.request.stream": True,
+        "gen_ai.response.model": "tiny",
+        "gen_ai.response.finish_reasons": ("length",),
+        "gen_ai.usage.input_tokens": 31,
+        "gen_ai.usage.output_tokens": 6,
+        "server.address": server.address[0],
+        "server.port": server.address[1],
+    }
+    assert set(latency) == {
+        "time_in_queue",
+        "time_in_model_prefill",
+        "time_in_model_decode",
+        "time_in_model_inference",
+        "time_to_first_token",
+        "e2e",
+    }
+    assert 0 < latency["time_to_first_token"] < latency["e2e"]
+    queued_and_prefilled = latency["time_in_queue"] + latency["time_in_model_prefill"]
+    assert queued_and_prefilled < latency["time_to_first_token"]
+    busy = seconds((spans["detokenize"].attributes or {})["prony.detokenize.busy"])
+    assert 0 < busy < latency["e2e"]
+
+
+def test_no_prompt_and_no_answer_is_recorded(server: LiveServer) -> None:
+    spans = traced(server, max_tokens=30)
+    told = str([(span.name, dict(span.attributes or {}), span.events) for span in spans.values()])
+    assert "secret" not in told
+
+
+def test_a_refused_request_has_a_span_that_says_so(server: LiveServer) -> None:
+    spans = traced(server, max_tokens=0)
+    assert set(spans) == {"chat tiny"}
+    assert spans["chat tiny"].status.status_code is StatusCode.ERROR
+    assert (spans["chat tiny"].attributes or {})["error.type"] == "400"
+
+
+@pytest.mark.parametrize("header", ["", "rubbish", f"00-{'0' * 32}-{SPAN}-01", "00-xyz"])
+def test_a_broken_traceparent_starts_a_trace_of_its_own(server: LiveServer, header: str) -> None:
+    server.spans.clear()
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+    assert server.post("/v1/completions", body, {"traceparent": header}).status == 200
+    assert server.wait_for_spans("text_completion tiny")["text_completion tiny"].parent is None
+
+
+class Nvml:
+    """Two GPUs as pynvml shows them; the second one will not say how busy it is."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: int) -> SimpleNamespace:
+        if gpu == 1:
+            raise self.NVMLError("not supported")
+        return SimpleNamespace(gpu=73)
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> SimpleNamespace:
+        return SimpleNamespace(used=(gpu + 1) * 2**30)
+
+
+def test_a_gpu_that_does_not_say_is_absent_and_not_zero() -> None:
+    registry = CollectorRegistry()
+    registry.register(GpuCollector(Nvml()))
+    assert registry.get_sample_value("prony_gpu_utilization_ratio", {"gpu": "0"}) == 0.73
+    assert registry.get_sample_value("prony_gpu_utilization_ratio", {"gpu": "1"}) is None
+    assert registry.get_sample_value("prony_gpu_memory_used_bytes", {"gpu": "1"}) == 2 * 2**30
+
+
+def test_names_can_be_read_without_torch() -> None:
+    code = "import sys, prony_server.telemetry; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,136 @@
+"""What a plan can decide, and when a breach is certain before the end."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.slo.runs import (
+    cut,
+    errors_under,
+    refused,
+    request,
+    run_of,
+    slo_of,
+    ttft_under,
+    with_slow,
+)
+
+from prony_slo.ahead import BreachWatch, can_decide, undecidable
+from prony_slo.gate import judge
+from prony_slo.intervals import lower
+from prony_slo.objective import load_slo
+from prony_slo.promise import Condition, Floor, Measure, Objective, Share
+
+STOPS = Measure(stop_on_breach=True)
+ALWAYS = (0.0, 1e9)
+
+
+def test_a_plan_of_352_requests_decides_1_percent_and_one_of_298_does_not() -> None:
+    slo = slo_of(ttft_under(0.5, 0.01))
+    assert can_decide(slo, 352) == [
+        "ttft: needs at least 299 measured requests at 95 % confidence, the plan has 352: "
+        "can be decided, if none is bad"
+    ]
+    assert can_decide(slo, 298) == [
+        "ttft: needs at least 299 measured requests at 95 % confidence, the plan has 298: "
+        "cannot be decided, unless clearly broken"
+    ]
+
+
+def test_a_plan_says_how_many_bad_requests_it_can_bear() -> None:
+    assert can_decide(slo_of(ttft_under(0.5, 0.05)), 320)[0].endswith("with up to 9 bad")
+
+
+def test_an_error_rate_of_a_tenth_of_a_percent_needs_2995_requests() -> None:
+    lines = can_decide(load_slo(["tutorial"]), 320)
+    assert "needs at least 2,995 measured requests" in lines[1]
+    assert "cannot be decided" in lines[1]
+    assert "no number of requests" in lines[2]
+
+
+def test_a_plan_that_does_not_know_its_requests_says_so() -> None:
+    line = can_decide(slo_of(errors_under(0.01)), None)[0]
+    assert line.endswith("the plan does not know how many it will have")
+
+
+def test_the_objectives_that_a_plan_cannot_decide() -> None:
+    floor = Objective("tput", Floor("requests_per_s", 1.0), "test.yaml:1")
+    slo = slo_of(ttft_under(0.5, 0.05), errors_under(0.001), floor)
+    assert [o.id for o in undecidable(slo, 320)] == ["errors"]
+    assert [o.id for o in undecidable(slo, 20)] == ["ttft", "errors", "tput"]
+
+
+def test_a_breach_is_certain_once_the_rest_could_not_make_up_for_it() -> None:
+    # 7 bad of 300 are 1.10 % at least; 6 are 0.87 %.
+    assert lower(6, 300, 0.95) <= 0.01 < lower(7, 300, 0.95)
+    watch = BreachWatch(slo_of(ttft_under(0.5, 0.01), measure=STOPS), 300, ALWAYS)
+    assert [watch.add(request(i, ttft=2.0)) for i in range(7)] == [False] * 6 + [True]
+    assert watch.reason == (
+        "ttft: 7 of 300 requests are bad already, so that more than 1 % will be"
+    )
+    assert watch.add(request(7)) is True
+
+
+def test_good_requests_never_make_a_breach_certain() -> None:
+    watch = BreachWatch(slo_of(ttft_under(0.5, 0.01), measure=STOPS), 300, ALWAYS)
+    assert not any(watch.add(request(i)) for i in range(300))
+
+
+@pytest.mark.parametrize(
+    ("slo", "planned"),
+    [
+        (slo_of(ttft_under(0.5, 0.01)), 300),  # the file does not ask for it
+        (slo_of(ttft_under(0.5, 0.01), measure=STOPS), None),  # nobody knows how many will come
+        (slo_of(ttft_under(0.5, 0.01), measure=STOPS), 0),
+        (slo_of(ttft_under(0.5, 0.01, severity="warn"), measure=STOPS), 300),
+        (
+            slo_of(Objective("r", Floor("requests_per_s", 1e6), "test.yaml:1"), measure=STOPS),
+            300,
+        ),
+    ],
+)
+def test_when_a_breach_never_stops_a_run(slo: object, planned: int | None) -> None:
+    watch = BreachWatch(slo, planned, ALWAYS)  # type: ignore[arg-type]
+    assert not any(watch.add(request(i, ttft=2.0)) for i in range(300))
+
+
+def test_only_requests_inside_the_window_count() -> None:
+    slo = slo_of(ttft_under(0.5, 0.01), measure=STOPS)
+    watch = BreachWatch(slo, 300, (10.0, 20.0))
+    assert not any(watch.add(request(i, ttft=2.0)) for i in range(10))
+    assert not any(watch.add(request(20.0 + i, ttft=2.0)) for i in range(10))
+    assert [watch.add(request(10.0 + i, ttft=2.0)) for i in range(7)][-1]
+
+
+def test_failures_make_a_breach_certain_and_requests_still_running_do_not() -> None:
+    slo = slo_of(errors_under(0.01), measure=STOPS)
+    assert [BreachWatch(slo, 300, ALWAYS).add(refused(0.0))] == [False]
+    watch = BreachWatch(slo, 300, ALWAYS)
+    assert not any(watch.add(cut(i, ended=99.0)) for i in range(20))
+    assert [watch.add(refused(i)) for i in range(7)][-1]
+
+
+@given(st.integers(0, 2**32), st.integers(40, 400), st.sampled_from([0.01, 0.05, 0.2]))
+def test_what_is_certain_early_is_the_verdict_at_the_end(
+    seed: int, planned: int, limit: float
+) -> None:
+    rng = random.Random(seed)
+    records = with_slow(planned, int(planned * limit * rng.uniform(0, 4)))
+    rng.shuffle(records)
+    slo = slo_of(ttft_under(0.5, limit), measure=STOPS)
+    watch = BreachWatch(slo, planned, ALWAYS)
+    stopped_at = next((i for i, r in enumerate(records) if watch.add(r)), None)
+    at_the_end = judge(slo, run_of(records), []).exit_code
+    assert (stopped_at is not None) == (at_the_end == 1)
+    if stopped_at is not None:
+        early = run_of(records[: stopped_at + 1], stopped_early=watch.reason)
+        assert judge(slo, early, []).exit_code == 1
+
+
+def test_a_joint_condition_is_watched_as_one() -> None:
+    joint = Share((Condition("ttft", 0.5), Condition("tpot", 0.05)), 0.01)
+    slo = slo_of(Objective("good", joint, "test.yaml:1"), measure=STOPS)
+    watch = BreachWatch(slo, 300, ALWAYS)
+    slow = [request(i, ttft=2.0) if i % 2 else request(i, tpot=0.2) for i in range(7)]
+    assert [watch.add(record) for record in slow][-1]
