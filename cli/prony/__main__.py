@@ -3,14 +3,20 @@
 import argparse
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
+from io import TextIOWrapper
 
 from prony.errors import usage_errors
+from prony.output import Unbroken
 
 # Each is a module with HELP, configure(parser) and run(args) -> exit code; a heavy import waits
 # until its command runs, so that `prony --help` is quick.
-COMMANDS = ("demo", "serve", "run", "gate", "report", "dashboards")
+COMMANDS = (
+    "demo", "serve", "run", "calibrate", "gate", "ab", "compare", "baseline", "rules", "report",
+    "dashboards", "replay",
+)  # fmt: skip
 
 EPILOG = """\
 exit codes, of every command:
@@ -22,9 +28,11 @@ exit codes, of every command:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `prony ARGV` and returns its exit code.
 
-    What the user got wrong is one line on stderr and exit code 2, never a traceback.
+    What the user got wrong is one line on stderr and exit code 2, never a traceback. A fault of
+    Prony's own is 4 and never 1, which would blame the server.
     """
     args = _parser().parse_args(argv)
+    args.argv = ["prony", *(sys.argv[1:] if argv is None else argv)]
     try:
         code: int = args.run(args)
     except usage_errors() as error:
@@ -32,7 +40,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 4
+    except Exception:
+        traceback.print_exc()
+        print(
+            f"prony {args.command}: this is a fault of Prony's; please report it", file=sys.stderr
+        )
+        return 4
     return code
+
+
+def command() -> None:
+    """The `prony` program."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Texts of a server or a file may hold what no terminal's encoding has.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    sys.stdout = Unbroken(sys.stdout)
+    code = main()
+    sys.stdout.flush()
+    sys.exit(code)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,4 +84,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -1,4 +1,4 @@
-"""The only exporter set-up: spans go to OTLP JSON lines, metrics to a port that Prometheus scrapes.
+"""The only exporter set-up: spans go to OTLP JSON lines, to a collector, to a ring in memory.
 
 The server's spans and the client's land in one file, joined by the trace id that the client sent
 as `traceparent`.
@@ -6,7 +6,7 @@ as `traceparent`.
 
 import io
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,12 @@ from typing import Any
 from opentelemetry.exporter.otlp.json.file.trace_exporter import FileSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SimpleSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
 from opentelemetry.trace import (
     SpanContext,
     SpanKind,
@@ -24,6 +29,7 @@ from opentelemetry.trace import (
     Tracer,
 )
 
+from prony.otlp import exporter_from
 from prony_loadgen.record import RequestRecord
 
 _OPERATIONS = {"openai-chat": "chat", "openai-completions": "text_completion"}
@@ -31,14 +37,25 @@ _SPANS_A_LINE = 512
 
 
 @contextmanager
-def server_tracer(path: Path | None) -> Iterator[Tracer | None]:
-    """A tracer that appends to `path`; without one None, which costs the server nothing."""
-    if path is None:
+def server_tracer(path: Path | None, ring: SpanExporter | None = None) -> Iterator[Tracer | None]:
+    """A tracer whose spans go to the file `path`, to `ring` as they end, and to a collector.
+
+    The collector is the one of OTEL_EXPORTER_OTLP_ENDPOINT. With none of the three it is None,
+    which costs the server nothing.
+    """
+    collector = exporter_from()
+    if path is None and ring is None and collector is None:
         yield None
         return
-    with _appending(path) as exporter:
+    with ExitStack() as stack:
         provider = TracerProvider(resource=Resource.create({"service.name": "prony-server"}))
-        provider.add_span_processor(BatchSpanProcessor(exporter))
+        if path is not None:
+            file = stack.enter_context(_appending(path))
+            provider.add_span_processor(BatchSpanProcessor(file))
+        if collector is not None:
+            provider.add_span_processor(BatchSpanProcessor(collector))
+        if ring is not None:
+            provider.add_span_processor(SimpleSpanProcessor(ring))
         try:
             yield provider.get_tracer("prony_server")
         finally:
@@ -48,14 +65,18 @@ def server_tracer(path: Path | None) -> Iterator[Tracer | None]:
 def write_client_spans(path: Path, run: dict[str, Any], records: Iterable[RequestRecord]) -> None:
     """Appends one CLIENT span a request: from its first byte sent to its last token.
 
-    Spans are made from the records after the load, so that tracing cannot disturb the timing.
+    Spans are made from the records after the load, so that tracing cannot disturb the timing. They
+    go to the collector of OTEL_EXPORTER_OTLP_ENDPOINT too, where that is set.
     """
+    collector = exporter_from()
     resource = Resource.create({"service.name": "prony-loadgen", "prony.run_id": run["run_id"]})
     spans = (_client_span(run, record, resource) for record in records)
     sent = (span for span in spans if span is not None)
     with _appending(path) as exporter:
         while batch := list(islice(sent, _SPANS_A_LINE)):
             exporter.export(batch)
+            if collector is not None and collector.export(batch) is SpanExportResult.FAILURE:
+                collector = None  # it said so; a run's end must not wait for each batch
 
 
 def _client_span(

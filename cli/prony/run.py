@@ -6,11 +6,14 @@ in the variable that --api-key-env names.
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-from prony.errors import UsageError
-from prony.gate import add_slo
+from prony.errors import UsageError, port
+from prony.gate import add_policy, add_slo, asked
+
+MOST_PROCESSES = 256
 
 HELP = "drive a scenario at a server and judge the run"
 
@@ -20,11 +23,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("scenario", nargs="?", default="chat", metavar="SCENARIO", help="a shipped one or a file")
     add("--target", "--host", metavar="URL", help="the server, with or without /v1")
     add_slo(parser)
+    add_policy(parser)
+    add("--no-regression", action="store_true", help="judge the SLO's objectives only")
     add("--out", type=Path, metavar="DIR", help="the run folder (default: a new one in runs/)")
     add("--dry-run", action="store_true", help="say what would be sent, and stop there")
     add("--no-probe", action="store_true", help="leave out the request that goes before the load")
-    add("--metrics-port", type=int, metavar="PORT", help="serve /metrics on 127.0.0.1 meanwhile")
+    add("--metrics-port", type=port, metavar="PORT", help="serve /metrics on 127.0.0.1 meanwhile")
     add("--quiet", action="store_true", help="no progress line")
+    add("--no-server-metrics", action="store_true", help="do not ask the target's /metrics")
+    add("--grafana", metavar="URL", help="tell it of the run as annotations ($GRAFANA_TOKEN)")
+    add("--processes", type=int, default=1, metavar="N", help="share the load out to so many")
+    add("--lost-worker", choices=("invalid", "warn"), default="invalid",
+        help="how a run is graded that lost one of its processes (default: invalid)")  # fmt: skip
+    add("--web", action="store_true", help="open Locust's web UI with live charts of the run")
+    add("--web-port", type=port, default=8089, metavar="PORT", help="of --web (default: 8089)")
     keys = parser.add_argument_group("in place of the scenario's values")
     add = keys.add_argument
     add("--rate", metavar="R", help="requests a second, open loop")
@@ -36,8 +48,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--prompts", metavar="FILE", help="JSONL with a prompt or messages a line")
     add("--output-tokens", metavar="LENGTHS", help="as --input-tokens")
     add("--model", metavar="NAME", help="default: the only one that the server lists")
-    add("--dialect", metavar="NAME", help="openai-chat or openai-completions")
+    add(
+        "--dialect",
+        metavar="NAME",
+        help="openai-chat (default), openai-completions, responses, anthropic, ollama-chat, "
+        "ollama-generate or tgi",
+    )
+    add("--max-total-tokens", metavar="N", help="stop before more tokens are spent, in and out")
     add("--timeout", metavar="TIME", help="for one whole request")
+    add("--ca", metavar="FILE", help="trust this authority (PEM) instead of the system's")
+    add("--cert", metavar="FILE", help="our own certificate for an https:// target (PEM)")
+    add("--cert-key", metavar="FILE", help="its key, where --cert does not hold it")
+    add("--insecure", action="store_const", const=True, help="trust any certificate")
+    add("--proxy", metavar="URL", help="in place of what HTTP_PROXY and its like say")
     add("--header", action="append", metavar="'NAME: VALUE'", help="repeatable; ${VAR} is filled")
     add("--api-key-env", metavar="VAR", help="the environment variable with the key")
     add("--extra-body", metavar="JSON", help="keys to add to every request's body")
@@ -47,14 +70,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from prony.annotations import Annotating
+    from prony.grafana import connect
     from prony.judging import Judge
+    from prony.server_metrics import WithServer
+    from prony_loadgen.endpoint import find_endpoint
     from prony_loadgen.locust_user import RunOptions, run_scenario
     from prony_loadgen.scenario import load_scenario
+    from prony_loadgen.settings import Judge as AnyJudge
 
+    if not 1 <= args.processes <= MOST_PROCESSES:
+        raise UsageError(f"--processes {args.processes}: expected 1 to {MOST_PROCESSES}")
     scenario = load_scenario(args.scenario, overrides(args))
+    what = asked(args)
+    judge: AnyJudge = Judge(what.slo, scenario.slo, what)
+    if not args.dry_run and not args.no_server_metrics:
+        target = find_endpoint(scenario, args.target, args.api_key_env, os.environ)
+        judge = WithServer(judge, target)
+    if args.grafana is not None and not args.dry_run:
+        judge = Annotating(judge, connect(args.grafana))
     return run_scenario(
         scenario,
-        Judge(args.slo, scenario.slo),
+        judge,
         RunOptions(
             target=args.target,
             api_key_env=args.api_key_env,
@@ -63,6 +100,11 @@ def run(args: argparse.Namespace) -> int:
             dry_run=args.dry_run,
             metrics_port=args.metrics_port,
             quiet=args.quiet,
+            processes=args.processes,
+            web_port=args.web_port if args.web else None,
+            lost_worker=args.lost_worker,
+            slo=what.slo,
+            argv=tuple(args.argv),
         ),
     )
 
@@ -104,7 +146,9 @@ def _body(text: str | None) -> dict[str, Any] | None:
     try:
         body = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"--extra-body {text}: not JSON ({error})") from None
+        raise UsageError(f"--extra-body {text:.200}: not JSON ({error})") from None
+    except RecursionError:
+        raise UsageError(f"--extra-body {text:.60}...: nested too deeply") from None
     if not isinstance(body, dict):
-        raise UsageError(f'--extra-body {text}: expected an object such as {{"top_k": 20}}')
+        raise UsageError(f'--extra-body {text:.200}: expected an object such as {{"top_k": 20}}')
     return body

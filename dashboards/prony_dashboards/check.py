@@ -1,52 +1,89 @@
-"""A dashboard against the real thing: a board and live /metrics pages go in, findings come out.
+"""Boards against the real thing: boards and a Prometheus that scrapes go in, findings come out.
 
-A real Prometheus scrapes the pages each second, and every query of every panel is run as Grafana
-would run it. A query that fails, finds nothing, or finds only NaN is a finding.
+Every query of every panel is run as Grafana would run it. A query that fails, finds nothing, or
+finds only NaN is a finding, unless its panel says that it needs something which is not there.
 """
 
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from prony_dashboards.findings import Finding, targets_of
+from prony_dashboards.findings import Finding, need_of, panels_of, targets_of
 from prony_dashboards.prometheus import Prometheus
 
 RANGE: Final = 60  # seconds that a query looks back over
 STEP: Final = 1
+NOTHING: Final = "it finds nothing"
 # What Grafana puts in for its own variables: a rate's window is four scrapes, or it sees nothing.
 BUILT_IN: Final = {"__rate_interval": "4s", "__interval": "1s", "__range": f"{RANGE}s"}
 
 
-def check_live(
-    board: dict[str, Any], targets: Mapping[str, str], prometheus: str, patience: float = 30.0
-) -> list[Finding]:
-    """What is wrong with a board whose data are there to be scraped now.
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a live check of boards saw."""
 
-    `targets` maps a job's name to its "host:port". Requests should be under way while this runs:
-    it waits up to `patience` seconds until every query has found something. Raises
-    PrometheusError where Prometheus itself does not run or a target cannot be scraped.
+    boards: int
+    panels: int
+    queries: int
+    empty: tuple[Finding, ...]  # declared: their panels say what they need, and it is not there
+    wrong: tuple[Finding, ...]
+
+
+def check_live(
+    boards: Mapping[str, dict[str, Any]],
+    server: Prometheus,
+    missing: Collection[str],
+    patience: float = 15.0,
+) -> Checked:
+    """What is wrong with boards whose data Prometheus scrapes now, while requests are under way.
+
+    It waits up to `patience` seconds until every query has found something. `missing` are the needs
+    (findings.LOAD, ...) that cannot be met here: panels that say they have them may be empty.
     """
-    with Prometheus.running(prometheus, targets) as server:
-        server.wait_for_scrapes(patience)
-        deadline = time.monotonic() + patience
-        while True:
-            findings = query_all(board, server)
-            if not findings or time.monotonic() > deadline:
-                return findings
-            time.sleep(STEP)
+    deadline = time.monotonic() + patience
+    waiting = dict(boards)
+    found: dict[str, list[Finding]] = {}
+    while True:
+        for name, board in waiting.items():
+            found[name] = query_all(board, server)
+        waiting = {name: waiting[name] for name in waiting
+                   if any(not _excused(boards[name], f, missing) for f in found[name])}  # fmt: skip
+        if not waiting or time.monotonic() > deadline:
+            break
+        time.sleep(STEP)
+    every = [(boards[name], finding) for name, findings in found.items() for finding in findings]
+    return Checked(
+        boards=len(boards),
+        panels=sum(len(list(panels_of(board))) for board in boards.values()),
+        queries=sum(len(list(targets_of(board))) for board in boards.values()),
+        empty=tuple(f for board, f in every if _excused(board, f, missing)),
+        wrong=tuple(f for board, f in every if not _excused(board, f, missing)),
+    )
+
+
+def _excused(board: dict[str, Any], finding: Finding, missing: Collection[str]) -> bool:
+    """Whether the panel is empty for want of what it says that it needs."""
+    if finding.problem != NOTHING:
+        return False
+    needs = {need_of(panel) for panel in panels_of(board) if panel["title"] == finding.panel}
+    return bool(needs & set(missing))
 
 
 def query_all(board: dict[str, Any], server: Prometheus) -> list[Finding]:
     """Runs every query of the board once; returns those that found nothing to draw."""
     values, findings = resolve(board, server)
+    title = board["title"]
     for panel, target in targets_of(board):
         expr = fill_in(target["expr"], values)
         if left := re.search(r"\$\{?\w+", expr):
-            findings.append(Finding(panel["title"], expr, f"{left[0]} is not resolved"))
-        elif problem := _problem(server, expr):
-            findings.append(Finding(panel["title"], expr, problem))
+            problem: str | None = f"{left[0]} is not resolved"
+        else:
+            problem = _problem(server, expr, instant=target["instant"])
+        if problem is not None:
+            findings.append(Finding(panel["title"], expr, problem, title))
     return findings
 
 
@@ -54,17 +91,22 @@ def resolve(board: dict[str, Any], server: Prometheus) -> tuple[dict[str, str], 
     """The value of each variable with everything chosen, and the variables that have none."""
     values = dict(BUILT_IN)
     findings = []
+    title = board["title"]
     for variable in board["templating"]["list"]:
         name, definition = variable["name"], variable.get("definition", "")
+        where = f"variable {name}"
         if variable["type"] == "datasource":
+            continue
+        if variable["type"] == "custom":
+            values[name] = variable["current"]["value"]
             continue
         match = re.fullmatch(r"label_values\((.+), *(\w+)\)", definition)
         if match is None:
-            findings.append(Finding(f"variable {name}", definition, "not a label_values() query"))
+            findings.append(Finding(where, definition, "not a label_values() query", title))
             continue
         found = server.label_values(fill_in(match[1], values), match[2])
         if not found:
-            findings.append(Finding(f"variable {name}", definition, "it has no value"))
+            findings.append(Finding(where, definition, "it has no value", title))
         # As Grafana: the board's own word for All, else every value as one pattern.
         values[name] = variable.get("allValue") or f"({'|'.join(re.escape(v) for v in found)})"
     return values, findings
@@ -75,11 +117,15 @@ def fill_in(expr: str, values: Mapping[str, str]) -> str:
     return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda m: values.get(m[1] or m[2], m[0]), expr)
 
 
-def _problem(server: Prometheus, expr: str) -> str | None:
-    found = server.query_range(expr, RANGE, STEP)
+def _problem(server: Prometheus, expr: str, *, instant: bool) -> str | None:
+    found = server.query_instant(expr) if instant else server.query_range(expr, RANGE, STEP)
     if isinstance(found, str):
         return f"Prometheus refuses it: {found}"
     if not found:
-        return "it finds nothing"
-    samples = (float(value) for series in found for _, value in series["values"])
+        return NOTHING
+    samples = (float(value) for series in found for _, value in _samples(series))
     return "it finds only NaN" if all(math.isnan(sample) for sample in samples) else None
+
+
+def _samples(series: dict[str, Any]) -> list[Any]:
+    return list(series["values"]) if "values" in series else [series["value"]]

@@ -13,6 +13,8 @@ Panel = dict[str, Any]
 DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS: Final = 24  # of Grafana's grid
 RED, AMBER, GREEN = "red", "orange", "green"
+NOTHING: Final = "idle or no data"
+LIMIT: Final = "limit"  # the legend of a promise's line
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Query:
     legend: str = ""
     exemplar: bool = False  # fetch the trace ids that the histogram carries
     heatmap: bool = False
+    instant: bool = False  # one value for the whole time shown, not a line over it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,14 @@ def timeseries(
     minimum: float | None = 0,
     maximum: float | None = None,
     thresholds: Sequence[Threshold] = (),
+    limit: str = "",
 ) -> Panel:
-    """Lines over time; thresholds are drawn as dashed lines."""
+    """Lines over time; thresholds are drawn as dashed lines.
+
+    `limit` is the variable of a promise, such as $slo_ttft, drawn as a line that moves with it.
+    """
+    if limit:
+        queries = [*queries, Query(f"vector({limit})", legend=LIMIT)]
     custom: dict[str, Any] = {
         "drawStyle": "line",
         "lineWidth": 2,
@@ -58,8 +67,11 @@ def timeseries(
         "thresholdsStyle": {"mode": "dashed" if thresholds else "off"},
     }
     panel = _panel("timeseries", title, description, queries, unit, width, height, thresholds)
+    if limit:
+        panel["fieldConfig"]["overrides"].append(_dashed(LIMIT))
     defaults = panel["fieldConfig"]["defaults"]
     defaults["custom"] = custom
+    defaults["noValue"] = NOTHING
     defaults["color"] = {"mode": "palette-classic"}
     if minimum is not None:
         defaults["min"] = minimum
@@ -82,11 +94,12 @@ def stat(
     height: int = 4,
     decimals: int | None = None,
     thresholds: Sequence[Threshold] = (),
+    nothing: str = NOTHING,
 ) -> Panel:
     """The last value in large digits over a small line; words, never a 0, where there is none."""
     panel = _panel("stat", title, description, queries, unit, width, height, thresholds)
     defaults = panel["fieldConfig"]["defaults"]
-    defaults["noValue"] = "idle or no data"
+    defaults["noValue"] = nothing
     defaults["color"] = {"mode": "thresholds" if thresholds else "fixed"}
     if not thresholds:
         defaults["color"]["fixedColor"] = "text"
@@ -125,6 +138,17 @@ def heatmap(
     return panel
 
 
+def words(title: str, text: str, *, width: int = 8, height: int = 8) -> Panel:
+    """A place that holds a sentence: why there is nothing to draw."""
+    return {
+        "type": "text",
+        "title": title,
+        "description": text,
+        "gridPos": {"h": height, "w": width},
+        "options": {"mode": "markdown", "content": text},
+    }
+
+
 def rows(sections: Sequence[tuple[str, Sequence[Panel]]]) -> list[Panel]:
     """The panels of all sections under their headings, placed on the grid, with stable ids."""
     placed: list[Panel] = []
@@ -158,6 +182,100 @@ def datasource_variable() -> dict[str, Any]:
         "hide": 0,
         "current": {},
         "options": [],
+    }
+
+
+def chosen_variable(name: str, label: str, value: str, text: str) -> dict[str, Any]:
+    """A variable of one value, which says what the board is about and travels along its links."""
+    return {
+        "name": name,
+        "label": label,
+        "type": "custom",
+        "query": f"{text} : {value}",
+        "multi": False,
+        "includeAll": False,
+        "hide": 0,
+        "current": {"selected": True, "text": text, "value": value},
+        "options": [{"selected": True, "text": text, "value": value}],
+    }
+
+
+def number_variable(name: str, label: str, value: str, choices: Sequence[str]) -> dict[str, Any]:
+    """A number that a reader may choose, such as the limit of a promise."""
+    return {
+        "name": name,
+        "label": label,
+        "type": "custom",
+        "query": ", ".join(choices),
+        "multi": False,
+        "includeAll": False,
+        "hide": 0,
+        "current": {"selected": True, "text": value, "value": value},
+        "options": [{"selected": each == value, "text": each, "value": each} for each in choices],
+    }
+
+
+def link(title: str, uid: str) -> dict[str, Any]:
+    """To another board, which shows the same time and the same choice."""
+    return {
+        "type": "link",
+        "title": title,
+        "url": f"/d/{uid}",
+        "icon": "dashboard",
+        "keepTime": True,
+        "includeVars": True,
+        "targetBlank": False,
+        "asDropdown": False,
+        "tags": [],
+        "tooltip": "",
+    }
+
+
+def links_by_tag(title: str, tag: str) -> dict[str, Any]:
+    """A menu of all boards with this tag."""
+    return {**link(title, ""), "type": "dashboards", "url": "", "icon": "external link",
+            "asDropdown": True, "tags": [tag]}  # fmt: skip
+
+
+def region_annotation(name: str, colour: str, expr: str, title: str, text: str) -> dict[str, Any]:
+    """Marks the times at which a query has a value, with words made of its labels."""
+    return {
+        "name": name,
+        "datasource": DATASOURCE,
+        "enable": True,
+        "hide": False,
+        "iconColor": colour,
+        "expr": expr,
+        "step": "5s",
+        "titleFormat": title,
+        "textFormat": text,
+        "tagKeys": "",
+        "useValueForTime": False,
+    }
+
+
+def tag_annotation(name: str, colour: str, tag: str) -> dict[str, Any]:
+    """Marks that were written into Grafana itself, found by their tag."""
+    return {
+        "name": name,
+        "datasource": {"type": "grafana", "uid": "-- Grafana --"},
+        "enable": True,
+        "hide": False,
+        "iconColor": colour,
+        "target": {"type": "tags", "tags": [tag], "matchAny": False, "limit": 100},
+    }
+
+
+def own_annotations() -> dict[str, Any]:
+    """Grafana's own entry, which each board has."""
+    return {
+        "name": "Annotations & Alerts",
+        "type": "dashboard",
+        "builtIn": 1,
+        "datasource": {"type": "grafana", "uid": "-- Grafana --"},
+        "enable": True,
+        "hide": True,
+        "iconColor": "rgba(0, 211, 255, 1)",
     }
 
 
@@ -224,6 +342,19 @@ def _panel(
     }
 
 
+def _dashed(legend: str) -> dict[str, Any]:
+    """A promise's line: red, dashed, thin, not filled."""
+    return {
+        "matcher": {"id": "byName", "options": legend},
+        "properties": [
+            {"id": "color", "value": {"mode": "fixed", "fixedColor": RED}},
+            {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 6]}},
+            {"id": "custom.lineWidth", "value": 1},
+            {"id": "custom.fillOpacity", "value": 0},
+        ],
+    }
+
+
 def _target(query: Query, name: str) -> dict[str, Any]:
     return {
         "refId": name,
@@ -231,8 +362,8 @@ def _target(query: Query, name: str) -> dict[str, Any]:
         "editorMode": "code",
         "expr": query.expr,
         "legendFormat": query.legend or "__auto",
-        "range": True,
-        "instant": False,
+        "range": not query.instant,
+        "instant": query.instant,
         "exemplar": query.exemplar,
         "format": "heatmap" if query.heatmap else "time_series",
     }

@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,33 +31,37 @@ class Prometheus:
 
     url: str
     targets: Mapping[str, str]
+    end: float | None = None  # Unix seconds that queries take for now; None: now
 
     @classmethod
     @contextmanager
-    def running(cls, program: str, targets: Mapping[str, str]) -> Iterator[Self]:
+    def running(
+        cls, program: str, targets: Mapping[str, str], rules: str | None = None
+    ) -> Iterator[Self]:
         """Starts one on a free loopback port with its data in a temporary folder; stops it after.
 
-        `targets` maps a job's name to its "host:port", scraped each second.
+        `targets` maps a job's name to its "host:port", scraped each second; `rules` is the text of
+        a file of rules, evaluated each second.
         """
         with tempfile.TemporaryDirectory(prefix="prony-prometheus-") as folder:
-            config = Path(folder) / "prometheus.yml"
-            config.write_text(json.dumps(_config(targets)), encoding="utf-8")  # JSON is YAML
-            port = _free_port()
-            command = [
-                program,
-                f"--config.file={config}",
-                f"--storage.tsdb.path={folder}/data",
-                f"--web.listen-address=127.0.0.1:{port}",
-                "--log.level=warn",
-            ]
-            with (Path(folder) / "log").open("w+", encoding="utf-8") as log:
-                process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
-                try:
-                    server = cls(f"http://127.0.0.1:{port}", dict(targets))
-                    server._wait_until_ready(process, log)
-                    yield server
-                finally:
-                    _stop(process)
+            settings = _config(targets)
+            if rules is not None:
+                (Path(folder) / "rules.yml").write_text(rules, encoding="utf-8")
+                settings["rule_files"] = ["rules.yml"]
+            with _program(program, settings, Path(folder), Path(folder) / "data") as url:
+                yield cls(url, dict(targets))
+
+    @classmethod
+    @contextmanager
+    def over(cls, program: str, data: Path, end: float, port: int | None = None) -> Iterator[Self]:
+        """One that scrapes nothing and shows what lies in `data`, where "now" is `end`.
+
+        It listens at `port` of the loopback, or a free one. Nothing in `data` is ever too old.
+        """
+        with tempfile.TemporaryDirectory(prefix="prony-prometheus-") as folder:
+            options = ["--storage.tsdb.retention.time=100y"]
+            with _program(program, {}, Path(folder), data, port, options) as url:
+                yield cls(url, {}, end)
 
     def wait_for_scrapes(self, patience: float) -> None:
         """Returns once every target was scraped often enough for a rate over four scrapes.
@@ -80,15 +84,23 @@ class Prometheus:
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """The expression now; raises PrometheusError where it is refused."""
-        answer = self._ask("query", {"query": expr})
+        found = self.query_instant(expr)
+        if isinstance(found, str):
+            raise PrometheusError(f"{expr}: {found}")
+        return found
+
+    def query_instant(self, expr: str) -> list[dict[str, Any]] | str:
+        """The expression's series now, or why it was refused."""
+        at = {} if self.end is None else {"time": f"{self.end:.3f}"}
+        answer = self._ask("query", {"query": expr, **at})
         if isinstance(answer, str):
-            raise PrometheusError(f"{expr}: {answer}")
+            return answer
         found: list[dict[str, Any]] = answer["result"]
         return found
 
     def query_range(self, expr: str, span: float, step: float) -> list[dict[str, Any]] | str:
         """The expression's series over the last `span` seconds, or why it was refused."""
-        now = time.time()
+        now = time.time() if self.end is None else self.end
         times = {"start": f"{now - span:.3f}", "end": f"{now:.3f}", "step": f"{step}"}
         answer = self._ask("query_range", {"query": expr, **times})
         if isinstance(answer, str):
@@ -115,19 +127,6 @@ class Prometheus:
         except OSError as error:
             raise PrometheusError(f"Prometheus at {self.url} does not answer: {error}") from None
 
-    def _wait_until_ready(self, process: subprocess.Popen[bytes], log: IO[str]) -> None:
-        deadline = time.monotonic() + READY
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                break
-            try:
-                with _OPENER.open(f"{self.url}/-/ready", timeout=2):
-                    return
-            except OSError:  # refused, or 503 while it loads
-                time.sleep(0.05)
-        log.seek(0)
-        raise PrometheusError(f"Prometheus did not start: {log.read()[-800:].strip()}")
-
     def _why_not(self, job: str) -> str:
         for target in self._ask("targets", {"state": "active"})["activeTargets"]:
             if target["labels"]["job"] == job and target["lastError"]:
@@ -135,9 +134,54 @@ class Prometheus:
         return f"{job} at {self.targets[job]} was not scraped {SCRAPES} times in time"
 
 
+@contextmanager
+def _program(
+    program: str,
+    settings: Mapping[str, Any],
+    folder: Path,
+    data: Path,
+    port: int | None = None,
+    options: Sequence[str] = (),
+) -> Iterator[str]:
+    """The URL of a Prometheus that runs with these settings until the block ends."""
+    config = folder / "prometheus.yml"
+    config.write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML
+    url = f"http://127.0.0.1:{port or free_port()}"
+    command = [
+        program,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={data}",
+        f"--web.listen-address={url.removeprefix('http://')}",
+        "--enable-feature=exemplar-storage",
+        "--log.level=warn",
+        *options,
+    ]
+    with (folder / "log").open("w+", encoding="utf-8") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+        try:
+            _wait_until_ready(url, process, log)
+            yield url
+        finally:
+            _stop(process)
+
+
+def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log: IO[str]) -> None:
+    deadline = time.monotonic() + READY
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            with _OPENER.open(f"{url}/-/ready", timeout=2):
+                return
+        except OSError:  # refused, or 503 while it loads
+            time.sleep(0.05)
+    log.seek(0)
+    raise PrometheusError(f"Prometheus did not start: {log.read()[-800:].strip()}")
+
+
 def _config(targets: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "scrape_configs": [
             {"job_name": job, "static_configs": [{"targets": [address]}]}
             for job, address in targets.items()
@@ -145,7 +189,8 @@ def _config(targets: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -4,13 +4,18 @@ The client's thread feeds it what a socket gave; tests feed it the same bytes cu
 `outcome` is None until it is known. Nothing here raises on what a server sends.
 """
 
-import json
+import math
+from collections.abc import Iterable
 from typing import Any
 
+from prony_loadgen.coding import CodingError, Decoder, decoder
 from prony_loadgen.dialects.dialect import Dialect, Said
 from prony_loadgen.error_text import error_line, shortened
 from prony_loadgen.http_response import ResponseReader
+from prony_loadgen.ndjson import LineStream
 from prony_loadgen.record import Arrival, Channel, Outcome, TokenSource
+from prony_loadgen.retry_after import wait_told
+from prony_loadgen.shortcut import Shortcut, Shortcuts, Twin, all_unquoted
 from prony_loadgen.sse import BOM, Event, EventStream
 
 # Reasons for ending by which a server says that something went wrong.
@@ -33,6 +38,14 @@ ABNORMAL = frozenset(
 FIRST_BYTES = 4096
 # Enough to tell what a body without a content type is.
 SNIFFED_BYTES = 64
+# Up to so many events in one read are cheaper to match than to split, and after many alike so few
+# are cheaper to decode than to look at one by one.
+FEW, MANY = 3, 6
+# Known usage objects have two or three.
+USAGE_LEVELS = 16
+LINE_TYPES = frozenset(
+    {"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"}
+)
 
 
 class Answer:
@@ -43,6 +56,7 @@ class Answer:
         "_body_size",
         "_choices",
         "_counted",
+        "_decoder",
         "_dialect",
         "_events",
         "_finished",
@@ -51,8 +65,11 @@ class Answer:
         "_kind",
         "_listed",
         "_listed_waiting",
+        "_shortcuts",
         "_stream",
         "_texts",
+        "_twin",
+        "_twin_of",
         "_unlisted",
         "_usage",
         "arrivals",
@@ -64,17 +81,24 @@ class Answer:
         "outcome",
     )
 
-    def __init__(self, dialect: Dialect, *, keep_text: bool) -> None:
+    def __init__(
+        self, dialect: Dialect, *, keep_text: bool, shortcuts: Shortcuts | None = None
+    ) -> None:
+        """`shortcuts` are what earlier answers of the same target taught."""
         self._dialect = dialect
+        self._shortcuts = Shortcuts(dialect) if shortcuts is None else shortcuts
         self._keep_text = keep_text
         self._http = ResponseReader()
         # How the body is read: "events", "json", "error", "redirect", "wrong", or "unnamed" until
         # its first bytes show which.
         self._kind = ""
-        self._stream = EventStream()
+        self._decoder: Decoder | None = None
+        self._stream: EventStream | LineStream = EventStream()
         self._events = 0
         self._body: list[bytes] = []
         self._body_size = 0
+        self._twin: Twin | None = None
+        self._twin_of: Shortcut | None = None
         self._texts: dict[tuple[int, Channel], list[str]] = {}
         self._finished: dict[int, str] = {}
         self._choices: set[int] = set()  # those that generated something
@@ -103,13 +127,21 @@ class Answer:
         if self.headers is None and http.headers_complete:
             self.headers = at
             self._kind = self._body_kind()
+        if body and self._decoder is not None:
+            try:
+                body = self._decoder.feed(body)
+            except CodingError as error:
+                if self._kind not in ("error", "redirect"):
+                    self._settle("malformed_event", f"the body is {error}", at)
+                    return
+                body = b""
         if body:
             if self._kind == "events":
                 self._take_events(body, at)
             else:
                 self._collect(body, at)
-        if self.settled():
-            return
+            if self.outcome is not None:
+                return
         if http.complete:
             self._body_ended(at)
         elif http.broken is not None:
@@ -156,15 +188,21 @@ class Answer:
 
     @property
     def usage(self) -> dict[str, Any] | None:
-        """The last usage as sent, but for NaN and infinities, which are no JSON."""
-        if self._usage is None:
-            return None
-        cleaned: dict[str, Any] = json.loads(json.dumps(self._usage), parse_constant=_nothing)
-        return cleaned
+        """The last usage as sent, but for what a reader of our files might not read."""
+        return None if self._usage is None else _readable(self._usage)
 
     @property
     def prompt_tokens(self) -> int | None:
         return None if self._usage is None else self._dialect.prompt_tokens(self._usage)
+
+    @property
+    def server_times(self) -> dict[str, float] | None:
+        """What the server says each of its own steps took, in seconds."""
+        return (self._usage and self._dialect.server_times(self._usage)) or None
+
+    def retry_after(self, unix_time: float) -> float | None:
+        """Seconds for which the server asked us to stay away; `unix_time` is now."""
+        return wait_told(self._http.headers, unix_time)
 
     def output_tokens(self) -> tuple[int | None, TokenSource | None]:
         """How many were generated, and who says so."""
@@ -189,15 +227,21 @@ class Answer:
     # How it is read.
 
     def _body_kind(self) -> str:
+        coding = self._http.headers.get("content-encoding", "identity").lower()
+        if coding != "identity":
+            self._decoder = decoder(coding)
         status = self._http.status or 0
         if 300 <= status < 400:
             return "redirect"
         if not 200 <= status < 300:
             return "error"
-        if self._http.headers.get("content-encoding", "identity").lower() != "identity":
+        if coding != "identity" and self._decoder is None:
             return "wrong"
         content_type = self._http.headers.get("content-type", "").split(";")[0].strip().lower()
         if content_type == "text/event-stream":
+            return "events"
+        if content_type in LINE_TYPES:
+            self._stream = LineStream()
             return "events"
         if content_type == "application/json" or content_type.endswith("+json"):
             return "json"
@@ -206,10 +250,86 @@ class Answer:
         return "unnamed" if guess else "wrong"
 
     def _take_events(self, body: bytes, at: float) -> None:
+        start, size = 0, len(body)
+        end_mark = b""
+        twins = True  # whether it is worth to look for some in this body
+        while start < size and self._shortcuts.known:
+            end = start
+            if self._is_free():
+                twin = self._twin
+                if twins and twin is not None and size - start > FEW * twin.size:
+                    end = self._take_twins(twin, body, start, at)
+                    twins = end > start
+                    if twins and size - end < MANY * twin.size:
+                        start = end
+                        break  # what is left is the end of the stream, or little
+                if end == start:
+                    end = self._take_matched(body, start, at)
+            if end == start:
+                end_mark = end_mark or _end_mark(self._stream, body)
+                end = body.find(end_mark, start) + len(end_mark)
+                if end < start + len(end_mark):
+                    break
+                self._decode_events(body[start:end], at)
+                if self.outcome is not None:
+                    return
+            start = end
+        if start < size:
+            self._decode_events(body[start:] if start else body, at)
+
+    def _take_twins(self, twin: Twin, body: bytes, start: int, at: float) -> int:
+        """Takes the many events at `start` that are like the last; where they end."""
+        found = twin.texts(body, start)
+        if found is None:
+            return start
+        texts, end = found
+        assert self._twin_of is not None
+        self._take_texts(self._twin_of, len(texts), at)
+        if self._keep_text:
+            self._keep(self._twin_of, all_unquoted(texts))
+        return end
+
+    def _take_matched(self, body: bytes, start: int, at: float) -> int:
+        """Takes the events at `start` that a shortcut matches; where they end."""
+        shortcuts = self._shortcuts
+        # One alone shows what its twins look like.
+        match = shortcuts.match if self._twin is not None else shortcuts.match_one
+        found = match(body, start)
+        if found is None:
+            return start
+        shortcut, end = found
+        if self._twin_of is not shortcut:
+            self._twin, self._twin_of = Twin(shortcut, body, start), shortcut
+        self._take_texts(shortcut, shortcut.count(body, start, end), at)
+        if self._keep_text:
+            self._keep(shortcut, shortcut.texts(body, start, end))
+        return end
+
+    def _is_free(self) -> bool:
+        """Whether what comes next is to be understood by itself."""
+        # A token that logprobs named alone belongs to the next chunk: that one is decoded.
+        return self._stream.between_events and not self._listed_waiting
+
+    def _take_texts(self, shortcut: Shortcut, count: int, at: float) -> None:
+        """Events that say nothing but some text, each as `_take` would take it."""
+        self._events += count
+        self._counted += count
+        self._choices.add(shortcut.choice)
+        self._unlisted = True
+        self.arrivals += [Arrival(at, 1, shortcut.channel)] * count
+
+    def _keep(self, shortcut: Shortcut, texts: Iterable[str]) -> None:
+        self._texts.setdefault((shortcut.choice, shortcut.channel), []).extend(texts)
+
+    def _decode_events(self, body: bytes, at: float) -> None:
+        whole = self._stream.between_events or self._stream.untouched
         for event in self._stream.feed(body):
-            self._take(event, at)
+            said = self._take(event, at)
             if self.settled():
                 return
+            if whole and said.outputs:
+                framing = "lines" if type(self._stream) is LineStream else "events"
+                self._shortcuts.learn(event, said, framing, body)
 
     def _collect(self, body: bytes, at: float) -> None:
         self._body.append(body)
@@ -226,10 +346,13 @@ class Answer:
         if start.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
             self._kind = "events"
             self._take_events(body, at)
+        elif self._dialect.framing == "lines" and start.startswith(b"{"):
+            self._kind, self._stream = "events", LineStream()
+            self._take_events(body, at)
         else:
             self._kind = "json" if start.startswith((b"{", b"[")) else "wrong"
 
-    def _take(self, event: Event, at: float) -> None:
+    def _take(self, event: Event, at: float) -> Said:
         said = self._dialect.read_event(event)
         self._events += 1
         if said.outputs or said.usage is not None or said.listed_tokens is not None:
@@ -243,10 +366,12 @@ class Answer:
         elif said.done:
             self._events -= 1
             self._conclude(at, done=True)
+        return said
 
     def _take_output(self, said: Said, at: float) -> None:
         if said.usage is not None:
-            self._usage = said.usage
+            parts = self._dialect.usage_in_parts and self._usage
+            self._usage = {**parts, **said.usage} if parts else said.usage
         if said.listed_tokens is not None:
             self._listed += said.listed_tokens
             self._listed_waiting += said.listed_tokens
@@ -334,7 +459,8 @@ class Answer:
             else:
                 self._settle("empty_stream", "the stream held no event", at)
         elif self.arrivals:
-            if len(self.arrivals) > 1 and self.arrivals[0].at == self.arrivals[-1].at:
+            together = self.arrivals[0].at == self.arrivals[-1].at
+            if len(self.arrivals) > 1 and together and "not_streamed" not in self.flags:
                 self.flags.append("coalesced")
             self._settle("ok", None, at)
         elif self._finished or self.output_tokens()[0] is not None:
@@ -379,12 +505,28 @@ class Answer:
 
     def _wrong_type(self, body: bytes) -> str:
         encoding = self._http.headers.get("content-encoding")
-        if encoding and encoding.lower() != "identity":
+        if encoding and encoding.lower() != "identity" and self._decoder is None:
             return f"content-encoding {shortened(encoding)}, which was not asked for"
         named = shortened(self._http.headers.get("content-type") or "no content type")
         start = shortened(body.decode("utf-8", "replace"))
         return f"expected text/event-stream, got {named}: {start}"
 
 
-def _nothing(_: str) -> None:
-    return None
+def _end_mark(stream: EventStream | LineStream, body: bytes) -> bytes:
+    """What events of this body seem to end with; a wrong guess costs only time."""
+    if type(stream) is LineStream:
+        return b"\n"
+    return b"\r\n\r\n" if b"\r" in body and b"\r\n\r\n" in body else b"\n\n"
+
+
+def _readable(told: Any, levels: int = USAGE_LEVELS) -> Any:
+    """Decoded JSON with null for NaN, infinities, integers over 64 bits and what lies too deep."""
+    if isinstance(told, dict | list) and not levels:
+        return None
+    if isinstance(told, dict):
+        return {key: _readable(value, levels - 1) for key, value in told.items()}
+    if isinstance(told, list):
+        return [_readable(value, levels - 1) for value in told]
+    if isinstance(told, int):
+        return told if -(2**63) <= told < 2**63 else None
+    return None if isinstance(told, float) and not math.isfinite(told) else told

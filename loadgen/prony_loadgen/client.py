@@ -39,12 +39,13 @@ class Client:
         origin: float,
         on_record: Callable[[RequestRecord], None],
         worker: int = 0,
+        selector: Callable[[], selectors.BaseSelector] = native.Selector,
     ) -> None:
         """`on_record` is called in the client's thread with times counted from `origin`.
 
-        Raises TargetError where the target's name has no address.
+        Raises TargetError where the target's name has no address, or a certificate cannot be used.
         """
-        self._selector = native.Selector()
+        self._selector = selector()
         self._exchanges = Exchanges(
             target, self._selector, origin=origin, on_record=on_record, worker=worker
         )
@@ -174,8 +175,7 @@ class Client:
                 return
             ready = _wait(self._selector, wait)
             self._sleeps_until = -math.inf
-            # One time for all that are ready: each had its bytes by now, and working through the
-            # others must not count as its latency.
+            self._exchanges.woke_up()
             now = time.monotonic()
             for key, events in ready:
                 if key.data is None:
@@ -216,7 +216,9 @@ def _wait(
     # it waits for all but the last of them, and select(), which is finer, for what is left.
     if seconds > 0.003:
         return selector.select(seconds - 0.002)
-    if seconds > 0 and selector.fileno() < SELECT_LIMIT:  # type: ignore[attr-defined]
+    # Only a selector that is itself a file can be waited for so (epoll, kqueue).
+    number = getattr(selector, "fileno", None)
+    if seconds > 0 and number is not None and number() < SELECT_LIMIT:
         native.select([selector], [], [], seconds)
         seconds = 0
     return selector.select(seconds)

@@ -1,4 +1,4 @@
-"""Non-blocking TCP connections to one target: addresses go in, sockets come out, failures as text.
+"""Non-blocking connections to one target: addresses go in, sockets come out, failures as text.
 
 Names are resolved once. The address that worked is remembered, so that a name with several costs
 nothing after the first connection.
@@ -10,7 +10,8 @@ import socket as sockets
 from typing import Any
 
 from prony_loadgen import native
-from prony_loadgen.target import TargetError
+from prony_loadgen.target import Target, TargetError
+from prony_loadgen.timestamps import ask_for_stamps
 
 # Faults of this machine, not of the target: no run can be trusted after one.
 OUR_FAULTS = {
@@ -26,10 +27,18 @@ class ClientError(RuntimeError):
 
 
 class Addresses:
-    """Where a target can be reached, best first."""
+    """Where a target, or the proxy before it, can be reached, best first."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, target: Target) -> None:
         """Resolves the name. Raises TargetError where it has no address."""
+        self._good: int | None = None
+        self._known: list[tuple[int, Any]]
+        if target.unix is not None:
+            self._known = [(sockets.AF_UNIX, target.unix)]
+            return
+        host, port = target.host, target.port
+        if target.proxy is not None:
+            host, port = target.proxy.host, target.proxy.port
         try:
             found = native.getaddrinfo(host, port, type=sockets.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -38,8 +47,7 @@ class Addresses:
         # In this order by convention; many resolvers leave ::1 out or put it last.
         if host == "localhost":
             found.sort(key=lambda entry: entry[0] != sockets.AF_INET6)
-        self._known: list[tuple[int, Any]] = [(entry[0], entry[4]) for entry in found]
-        self._good: int | None = None
+        self._known = [(entry[0], entry[4]) for entry in found]
 
     @property
     def worked(self) -> bool:
@@ -58,7 +66,10 @@ class Addresses:
         return self._known[index]
 
     def shown(self, index: int) -> str:
-        host, port = self._known[index][1][:2]
+        family, address = self._known[index]
+        if family == sockets.AF_UNIX:
+            return str(address)
+        host, port = address[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -73,9 +84,16 @@ def begin_connect(addresses: Addresses, index: int) -> sockets.socket | str:
     except OSError as error:
         return _failure(error.errno or 0, addresses, index)
     sock.setblocking(False)
-    sock.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
-    code = sock.connect_ex(address)
-    if code in (0, errno.EINPROGRESS, errno.EWOULDBLOCK):
+    if family != sockets.AF_UNIX:
+        sock.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
+        ask_for_stamps(sock)
+    try:
+        code = sock.connect_ex(address)
+    except OSError as error:  # the path of a Unix socket is too long
+        sock.close()
+        return f"{error} ({addresses.shown(index)})"
+    # A Unix socket connects at once or not at all.
+    if code in (0, errno.EINPROGRESS) or (code == errno.EWOULDBLOCK and family != sockets.AF_UNIX):
         return sock
     sock.close()
     return _failure(code, addresses, index)

@@ -20,6 +20,12 @@ class TimeLimit(Generic[T]):
         if self.seconds is not None:
             self._ends.setdefault(thing, now + self.seconds)
 
+    def restart(self, thing: T, now: float) -> None:
+        """Gives it its whole time again from `now`, no earlier than any time so far."""
+        if self.seconds is not None:
+            self._ends.pop(thing, None)
+            self._ends[thing] = now + self.seconds
+
     def discard(self, thing: T) -> None:
         self._ends.pop(thing, None)
 

@@ -4,11 +4,13 @@
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from prony_loadgen.steady import not_steady
 from prony_loadgen.summary import KNOWN_OF_INCOMPLETE, METRICS, Measured, failed, is_empty
 from prony_loadgen.summary import percentile as nearest_rank
 
@@ -17,10 +19,16 @@ Grade = Literal["note", "warn", "invalid"]
 SEND_LAG = 0.010  # seconds that are allowed whatever the objective
 SEND_LAG_OF_TTFT = 0.02
 RATE_MISSED = 0.01
+CPU_WAIT_SHARE = 0.1  # of the time, all threads together
+CALIBRATED_TO = 0.05  # a load is not known more exactly
 CPU_SHARE = 0.8  # of one core: the client is one thread a process
 SHORT_OUTPUT = 0.95
 INPUT_DIFFERS = 0.2
 COUNTS_DIFFER = 0.02
+IMPLAUSIBLE = 2.0  # times what was asked for and what came
+OVER_LIMIT = 0.01  # of the requests
+RESENT = 0.01
+MOSTLY_EMPTY = 0.5
 BUNCHED = 0.1
 # Under these a percentile is decided by one or two requests.
 ENOUGH = {"p99": 100, "p95": 20, "p90": 10}
@@ -49,17 +57,25 @@ def find_doubts(
     """
     found = [
         *_broken_clock(measured),
+        *_lost_workers(run),
+        *_task_errors(run),
         *_send_lag(measured, tightest_ttft),
         *_rate_missed(measured),
         *_no_output(measured),
         *_cut_short(measured),
         *_dropped(measured),
         *_client_busy(run),
+        *_client_starved(run),
+        *_beyond_calibration(run, measured),
+        *_not_steady(measured),
         *_stream_shape(measured),
         *_token_counts(measured),
+        *_usage_implausible(measured),
+        *_over_limit(measured),
         *_short_output(run, measured),
         *_input_differs(measured),
         *_empty(measured),
+        *_resent(measured),
         *_incomplete(measured),
         *_few_samples(measured),
         *_closed_loop(measured),
@@ -80,6 +96,52 @@ def _broken_clock(measured: Measured) -> Iterator[Doubt]:
             f"{negative:,} requests have a negative duration; they are in no figure",
             "this is a bug of Prony or of the records: please report it with the run folder",
             {"requests": negative},
+        )
+
+
+def _lost_workers(run: Mapping[str, Any]) -> Iterator[Doubt]:
+    workers = run.get("workers") or []
+    grade: Grade = "warn" if run.get("lost_worker") == "warn" else "invalid"
+    for worker in workers:
+        name = f"worker {worker['index']} ({worker['host']}, pid {worker['pid']})"
+        early = worker["ended_early"]
+        if not worker["lost"] and not early:
+            continue
+        why = worker["lost"] or "it was ended before its part was done"
+        yield Doubt(
+            "lost_worker",
+            grade,
+            f"{name} of {len(workers)} is lost: {why}; {worker['records']:,} of its requests are "
+            "recorded, the rest of its share counts as dropped",
+            "look at that process and machine; --lost-worker warn judges such a run all the same",
+            {"worker": worker["index"], "records": worker["records"], "of": len(workers)},
+        )
+    vague = max((w.get("clock_uncertainty") or 0.0 for w in workers), default=0.0)
+    if vague > SEND_LAG:
+        yield Doubt(
+            "worker_clocks",
+            "warn",
+            f"the clocks of master and workers are known to within {vague * 1000:.0f} ms only: "
+            "their requests may be so far off the common schedule",
+            "workers nearer to the master, or on its machine",
+            {"uncertainty_s": vague},
+        )
+
+
+def _task_errors(run: Mapping[str, Any]) -> Iterator[Doubt]:
+    """Tasks of a locustfile that raised: Locust goes on, with less load than was written."""
+    processes = run.get("workers") or [run.get("client") or {}]
+    told = [found for process in processes if (found := process.get("task_errors"))]
+    if told:
+        count = sum(found["count"] for found in told)
+        yield Doubt(
+            "task_errors",
+            "invalid",
+            f"the locustfile's own code raised {count:,} times (first: {told[0]['first']}); each "
+            "time its user left out what comes after",
+            "mend the locustfile; a request that fails raises nothing: look at record.outcome, "
+            "and let the SLO judge it",
+            {"count": count},
         )
 
 
@@ -135,14 +197,17 @@ def _no_output(measured: Measured) -> Iterator[Doubt]:
             "a longer run, or a shorter warm-up",
             {"requests": 0, "outside_window": len(measured.outside)},
         )
-    elif any(r.ok for r in measured.records) and not any(r.arrivals for r in measured.records):
-        answered = sum(r.ok for r in measured.records)
+    answered = sum(r.ok for r in measured.records)
+    empty = sum(is_empty(r) for r in measured.records)
+    if empty > MOSTLY_EMPTY * answered:
+        share = f"{empty:,} ({empty / answered * 100:.0f} %) without any output"
         yield Doubt(
             "no_output",
             "invalid",
-            f"{answered:,} requests were answered, but not one with any output",
+            f"{answered:,} requests were answered, "
+            + (share if empty < answered else "but not one with any output"),
             "ask the server by hand (curl); check model, prompt template and max_tokens",
-            {"answered": answered, "output_tokens": 0},
+            {"answered": answered, "empty": empty},
         )
 
 
@@ -160,7 +225,9 @@ def _cut_short(measured: Measured) -> Iterator[Doubt]:
             "stopped_early",
             "note",
             f"the run was stopped early ({measured.stopped_early})",
-            "none needed for the breach; for full figures set measure.stop_on_breach: false",
+            "a higher max_total_tokens, or fewer requests"
+            if measured.stopped_early.startswith("max_total_tokens")
+            else "none needed for the breach; for full figures set measure.stop_on_breach: false",
             {"requests": len(measured.records)},
         )
 
@@ -187,6 +254,70 @@ def _client_busy(run: Mapping[str, Any]) -> Iterator[Doubt]:
             "tokens late",
             "a lower rate, or a core of its own for the client",
             {"cpu_share": cpu},
+        )
+
+
+def _client_starved(run: Mapping[str, Any]) -> Iterator[Doubt]:
+    waited = (run.get("client") or {}).get("cpu_wait_share")
+    if waited is not None and waited > CPU_WAIT_SHARE:
+        yield Doubt(
+            "client_starved",
+            "note",
+            f"the load generator waited for a processor {waited * 100:.0f} % of the time, while "
+            "other work had it: what it was late by is that work's doing",
+            "a core of its own for the client (taskset), or a machine of its own",
+            {"cpu_wait_share": waited},
+        )
+
+
+def _beyond_calibration(run: Mapping[str, Any], measured: Measured) -> Iterator[Doubt]:
+    """Whether a process read more than this machine was found to read right."""
+    processes = run.get("workers") or [{"index": 0, **(run.get("client") or {})}]
+    for process in processes:
+        known = process.get("calibration")
+        if known is None:
+            continue
+        busiest = _reads_per_second(measured, process["index"])
+        trusted = known["reads_per_s"]
+        if busiest <= trusted * (1 + CALIBRATED_TO):
+            continue
+        found = known["limit_found"]
+        yield Doubt(
+            "beyond_calibration",
+            "invalid" if found else "warn",
+            f"a process of the load generator read {busiest:,.0f} tokens/s, where this machine is "
+            f"calibrated up to {trusted:,.0f}"
+            + ("; beyond it latencies are partly the client's own" if found else ""),
+            "more processes (--processes) on cores of their own, or a lower load"
+            if found
+            else "prony calibrate without --quick tries higher loads",
+            {"reads_per_s": busiest, "trusted_per_s": trusted, "worker": process["index"]},
+        )
+
+
+def _reads_per_second(measured: Measured, worker: int) -> float:
+    """What the busiest 5 % of the seconds had; tokens that came together are one read."""
+    start, end = measured.window
+    seconds: Counter[int] = Counter()
+    for record in measured.records + measured.outside:
+        if record.worker == worker:
+            seconds.update(int(at) for at in {a.at for a in record.arrivals} if start <= at < end)
+    if not seconds:
+        return 0.0
+    every = [float(seconds[second]) for second in range(int(start), math.ceil(end))]
+    return nearest_rank(every, 0.95) or 0.0
+
+
+def _not_steady(measured: Measured) -> Iterator[Doubt]:
+    changed = not_steady(measured)
+    if changed is not None:
+        start, end = measured.window
+        yield Doubt(
+            "not_steady",
+            "warn",
+            f"the run had not settled: {changed}; its figures depend on when one looks",
+            "a longer warm-up (warmup: auto finds one), a longer run, or a load that is held",
+            {"from_s": start, "to_s": end, "changed": changed},
         )
 
 
@@ -261,6 +392,61 @@ def _token_counts(measured: Measured) -> Iterator[Doubt]:
             "the server's count is used, so TPOT may be too high and tokens/s too low",
             "compare one answer by hand: some servers leave reasoning or tool calls out of usage",
             numbers,
+        )
+
+
+def _usage_implausible(measured: Measured) -> Iterator[Doubt]:
+    counted = [
+        r
+        for r in measured.records
+        if r.ok and r.output_tokens_from == "usage" and r.asked_output_tokens is not None
+    ]
+    usage = sum(r.output_tokens or 0 for r in counted)
+    asked = sum(r.asked_output_tokens or 0 for r in counted)
+    told = sum(arrival.tokens for r in counted for arrival in r.arrivals)
+    if usage > IMPLAUSIBLE * max(asked, told):
+        yield Doubt(
+            "usage_implausible",
+            "invalid",
+            f"the server counts {usage:,} output tokens where {asked:,} were asked for and its "
+            f"streams had {told:,}: neither its tokens/s nor TPOT can be believed",
+            "compare usage.completion_tokens of one answer with its text, by hand (curl)",
+            {"usage_tokens": usage, "asked": asked, "stream_tokens": told},
+        )
+
+
+def _over_limit(measured: Measured) -> Iterator[Doubt]:
+    pairs = [
+        (r.asked_output_tokens, r.output_tokens)
+        for r in measured.records
+        if r.ok and r.asked_output_tokens is not None and r.output_tokens is not None
+    ]
+    over = [(asked, got) for asked, got in pairs if got > asked]
+    if len(over) > OVER_LIMIT * len(pairs):
+        asked, got = max(over, key=lambda pair: pair[1] - pair[0])
+        yield Doubt(
+            "over_limit",
+            "warn",
+            f"{len(over):,} of {len(pairs):,} answers had more output tokens than were asked for "
+            f"(the worst {got:,} for {asked:,}): the load was heavier than planned, or the count "
+            "is wrong",
+            "see whether the server takes max_tokens as we send it, and what its usage counts",
+            {"requests": len(over), "of": len(pairs), "worst_asked": asked, "worst_got": got},
+        )
+
+
+def _resent(measured: Measured) -> Iterator[Doubt]:
+    sent = [r for r in measured.records if r.sent is not None]
+    resent = sum("resent" in r.flags for r in sent)
+    if resent:
+        yield Doubt(
+            "resent",
+            "warn" if resent > RESENT * len(sent) else "note",
+            f"{resent:,} of {len(sent):,} requests were sent a second time, because the server "
+            "closed their kept connection as they came; the time lost is in their latency",
+            "a keep-alive timeout of server and proxies that is longer than the pauses between "
+            "requests; where they fail at once and close, their logs say so",
+            {"requests": resent, "of": len(sent)},
         )
 
 

@@ -4,7 +4,7 @@ The client's thread wakes the hub once a finished request, never once a token.
 """
 
 import itertools
-import sys
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,25 +13,29 @@ import gevent
 from gevent.event import AsyncResult, Event
 from gevent.lock import BoundedSemaphore
 
-from prony_loadgen.client import ClientError, Request
+from prony_loadgen.checks import Checks
+from prony_loadgen.client import Request
 from prony_loadgen.dispatch import feed
+from prony_loadgen.ledger import Ledger, Sink
+from prony_loadgen.live import Timeline
+from prony_loadgen.price import Purse
 from prony_loadgen.prompt import Prompt
 from prony_loadgen.prompts import Draft, drafts
-from prony_loadgen.record import RequestRecord
+from prony_loadgen.record import FOLLOWS, RequestRecord
 from prony_loadgen.session import Session
+from prony_loadgen.sessions import Conversation
 from prony_loadgen.settings import Settings
+from prony_loadgen.under_way import CUT_DRAIN, INVALID, UnderWay
 
-CUT_DRAIN = 5.0  # how long to wait for what is in flight where a run is cut short
-INVALID = 4  # the exit code of a run that broke
-_LOOK_EVERY = 0.02
+__all__ = ["CUT_DRAIN", "INVALID", "Load", "LoadOver"]
 
 
 class LoadOver(Exception):
     """Nothing more may be sent: the run is ending."""
 
 
-class Load:
-    """One run under way, in gevent's hub."""
+class Load(UnderWay):
+    """The load of this process, which is all of a run or a worker's part of it."""
 
     def __init__(
         self,
@@ -40,39 +44,64 @@ class Load:
         on_record: Callable[[RequestRecord], None],
         say: Callable[[str], None],
         on_end: Callable[[], None],
+        sink: Sink | None = None,
+        origin: float | None = None,
     ) -> None:
         """Starts the run. All three are called in the hub.
 
         `on_record` gets the records that no greenlet waits for (any more), `say` a progress line
         once a second, and `on_end` is called when the run was finished of its own accord.
+        Where it is a worker's part of a run, its records go to `sink`, and `origin` is the zero of
+        the run's clock.
         """
+        super().__init__(settings.drain, on_end)
         self.settings = settings
-        self.exit_code: int | None = None
-        self._on_record, self._say, self._on_end = on_record, say, on_end
+        self.timeline = Timeline()
+        if settings.metrics is not None:
+            settings.metrics.watch(self.timeline, settings.run_id)
+        self._checks: Checks | None = None  # a worker has none: who makes the whole run asks them
+        if sink is None:
+            sink = ledger = Ledger(settings)
+            self.folder = ledger.folder
+            self._checks = Checks(settings, ledger)
+        self._on_record, self._say = on_record, say
         self._waiting: dict[str, AsyncResult] = {}
-        self._numbers = itertools.count()
-        self._drafts = _drafts(settings)
+        # Open loop: the conversations whose request is under way.
+        self._conversations: dict[str, Conversation] = {}
+        self._purse = _purse(settings)
+        self._spent = False  # it has no room for the next request
+        self._thinking = random.Random(f"{settings.seed} think {settings.shard.index}")
+        shard = settings.shard
+        self._numbers = itertools.count(shard.index, shard.of)
+        self._drafts = itertools.islice(_drafts(settings), shard.index, None, shard.of)
         self._measured_asked = 0
         self._all_asked = False
-        self._drain_until: float | None = None
-        self._interrupts = 0
         self._closing = False
-        self._told_to_end = False
         self._arrived = Event()
         self._dispatching = BoundedSemaphore()
         self._requests = self._scheduled()
-        self._over = Event()
-        self._ended = Event()
         self._wakeup = gevent.get_hub().loop.async_()
         self._wakeup.start(self._arrived.set)
-        self.session = Session(settings, wake=self._wakeup.send)
+        self.session = Session(
+            settings, self._wakeup.send, sink, origin=origin, timeline=self.timeline
+        )
+        if self._checks is not None:
+            self._checks.begun(self.session.origin)
         self._keeper = gevent.spawn(self._keep)
         self._keeper.link_exception(self._keeper_broke)
-        self._ender = gevent.spawn(self._end_when_over)
+        self.watch_for_the_end()
 
     @property
     def going(self) -> bool:
         return self.session.sending
+
+    @property
+    def in_flight(self) -> int:
+        return self.session.in_flight
+
+    @property
+    def broken(self) -> bool:
+        return self.session.failure is not None
 
     def ask(
         self,
@@ -84,6 +113,7 @@ class Load:
         extra: Mapping[str, Any] | None = None,
     ) -> RequestRecord:
         """Sends one request now and waits for its record. Raises LoadOver once the run ends."""
+        self._await_start()
         request = self.settings.form.request(
             prompt,
             id=self._next_id(),
@@ -93,7 +123,25 @@ class Load:
             dialect=dialect,
             extra=extra,
         )
-        if not self.going:
+        return self._answered(request)
+
+    def converse(self, draft: Draft) -> Iterator[RequestRecord]:
+        """Closed loop: asks what a user's draft holds, one turn after the other; gives each record.
+
+        Raises LoadOver once the run ends.
+        """
+        first = self._next_id()
+        conversation: Conversation | None = Conversation.of(draft)
+        while conversation is not None:
+            request = self._request(conversation, first, time.monotonic())
+            record = self._answered(request)
+            yield record
+            conversation = conversation.after(record, self.settings.form.dialect)
+            if conversation is not None:
+                gevent.sleep(conversation.thought)
+
+    def _answered(self, request: Request) -> RequestRecord:
+        if not self.going or not self._can_pay(request):
             raise LoadOver
         self._waiting[request.id] = answer = AsyncResult()
         self.session.submit(request)
@@ -106,12 +154,25 @@ class Load:
             raise
         return record
 
+    def _await_start(self) -> None:
+        """Users of a worker may be there before the moment that all workers agreed on."""
+        if (early := -self.session.now()) > 0 and self.settings.loop == "closed":
+            gevent.sleep(early)
+
+    def think_time(self) -> float:
+        """Closed loop: seconds that a user waits before it asks again."""
+        scenario = self.settings.scenario
+        return 0.0 if scenario is None else scenario.arrivals.think_time.sample(self._thinking)
+
     def next_draft(self) -> Draft | None:
         """Closed loop: what the next free user asks; None when the scenario has no more."""
         scenario = self.settings.scenario
         assert scenario is not None
+        self._await_start()
         if self.session.now() >= self.settings.warmup:
-            self._all_asked = self._measured_asked == scenario.requests
+            wanted = scenario.requests
+            share = None if wanted is None else self.settings.shard.share(wanted)
+            self._all_asked = self._measured_asked == share
             self._measured_asked += not self._all_asked
         return next(self._drafts) if self.going and not self._all_asked else None
 
@@ -130,92 +191,88 @@ class Load:
             )
             self._all_asked = True
 
-    def interrupt(self) -> str:
-        """Cuts the run short: what is in flight gets a few seconds, from the second call on none.
-
-        What was sent to its end is not interrupted, only waited for less. Returns what to say.
-        """
-        self._interrupts += 1
-        if self._interrupts > 1:
-            self.session.interrupted = True
-            return "interrupted again: quitting without a verdict"
-        if not self._over.is_set():
-            self.session.interrupted = True
-        self._cut()
-        return (
-            f"interrupted: waiting up to {CUT_DRAIN:g} s for {self.session.in_flight} requests "
-            "in flight; interrupt again to quit at once"
-        )
-
-    def end(self, early: str | None = None) -> int | None:
-        """Ends the run and returns its exit code; `early` says why, where it is not over yet."""
-        if self.going and early is not None:
-            self.session.stopped_early = early
+    def stop_sending(self) -> None:
         self.session.stop_sending()
-        self._told_to_end = True
-        self._over.set()
-        if gevent.getcurrent() is not self._keeper:  # a listener's call; it cannot wait for itself
-            self._ended.wait()
-        return self.exit_code
 
-    def _end_when_over(self) -> None:
-        self._over.wait()
-        self.session.stop_sending()
-        try:
-            self.exit_code = self._finish()
-        except BaseException:
-            self.exit_code = INVALID
-            raise
-        finally:
-            self._ended.set()
-            if not self._told_to_end:
-                self._on_end()
+    def mark(self, *, interrupted: bool = False, early: str | None = None) -> None:
+        self.session.interrupted |= interrupted
+        self.session.stopped_early = early or self.session.stopped_early
 
-    def _finish(self) -> int:
-        if self._drain_until is None:
-            self._drain_until = time.monotonic() + self.settings.drain
-        while self.session.in_flight and self._may_wait():
-            gevent.sleep(_LOOK_EVERY)
+    def unwatched(self) -> bool:
+        # A listener's call, while a record is given to it.
+        return gevent.getcurrent() is self._keeper
+
+    def conclude(self) -> int:
         self._closing = True
         self._arrived.set()
         self._keeper.join()
         try:
+            if self._checks is not None and not self._interrupts:
+                self._checks.ended(self.session.origin)
             for record in self.session.close():
                 self._deliver(record)
             return INVALID if self._interrupts > 1 else self.session.judge()
-        except (OSError, ClientError) as error:
-            print(
-                f"error: the run broke off: {error}; "
-                f"what was recorded is in {self.session.folder.path}",
-                file=sys.stderr,
-            )
-            return INVALID
         finally:
             self._wakeup.stop()
             self._wakeup.close()
-
-    def _may_wait(self) -> bool:
-        assert self._drain_until is not None
-        return (
-            time.monotonic() < self._drain_until
-            and self._interrupts < 2
-            and self.session.failure is None
-        )
 
     def _next_id(self) -> str:
         return f"{next(self._numbers):06d}"
 
     def _scheduled(self) -> Iterator[Request]:
-        scenario, due = self.settings.scenario, self.settings.schedule
-        assert scenario is not None and due is not None
-        for at, draft in zip(due, self._drafts, strict=False):
-            yield self.settings.form.request(
-                draft.prompt,
-                id=self._next_id(),
-                cls=scenario.name,
-                intended=self.session.origin + at,
-                max_tokens=draft.output_tokens,
-            )
+        due, shard = self.settings.schedule, self.settings.shard
+        assert due is not None
+        for at, draft in zip(due[shard.index :: shard.of], self._drafts, strict=False):
+            conversation = Conversation.of(draft)
+            id, intended = self._next_id(), self.session.origin + at
+            request = self._request(conversation, id, intended)
+            if not self._can_pay(request):
+                return
+            if draft.turns:
+                self._conversations[id] = conversation
+            yield request
+
+    def _request(self, conversation: Conversation, first: str, intended: float) -> Request:
+        """What is asked next in a conversation; `first` is the id of its first request."""
+        draft, number = conversation.draft, conversation.number
+        return self.settings.form.request(
+            conversation.prompt,
+            id=first if not number else f"{first}{FOLLOWS}{number + 1}",
+            cls=draft.cls,
+            intended=intended,
+            max_tokens=conversation.output_tokens,
+            expect=draft.expect if not number else None,
+            needs_text=conversation.needs_text,
+            forced=draft.forced,
+        )
+
+    def _go_on(self, record: RequestRecord) -> None:
+        """Open loop: the next turn of a conversation, if it has one and the run goes on."""
+        conversation = self._conversations.pop(record.id, None)
+        if conversation is None:
+            return
+        longer = conversation.after(record, self.settings.form.dialect)
+        if longer is None:
+            return
+        at, ends = record.ended + longer.thought, self.settings.ends
+        if not self.going or (ends is not None and at >= ends):
+            return
+        first, _, _ = record.id.partition(FOLLOWS)
+        request = self._request(longer, first, self.session.origin + at)
+        if self._can_pay(request):
+            self._conversations[request.id] = longer
+            self.session.submit(request)
+
+    def _can_pay(self, request: Request) -> bool:
+        """Whether the scenario's limit of tokens has room for it; ends the load where not."""
+        if self._purse is None or self._purse.take(request):
+            return True
+        assert self.settings.scenario is not None
+        if self.going:
+            most = self.settings.scenario.max_total_tokens
+            self._spent = True
+            self.session.stopped_early = f"max_total_tokens: {most:,} would have been exceeded"
+        return False
 
     def _keep(self) -> None:
         """Takes records as they come, and looks now and then at what else is due."""
@@ -228,9 +285,10 @@ class Load:
             if time.monotonic() - said >= 1.0:
                 said = time.monotonic()
                 self.session.tick()
-                self._say(self.session.flow.line(self.session.now(), self.session.in_flight))
-            if (not self.going and self.session.stopped_early) or self.session.failure:
-                self._cut()
+                self._say(self.timeline.line(self.session.now()))
+            stopped = self.session.stopped_early and not self._spent
+            if (not self.going and stopped) or self.session.failure:
+                self.cut()
             elif self._is_over():
                 self._over.set()
 
@@ -242,6 +300,8 @@ class Load:
     def _is_over(self) -> bool:
         """Whether nothing more is to be sent."""
         session, ends = self.session, self.settings.ends
+        if self._spent and not session.unsent:
+            return True  # what is paid for is sent, and may come to its end
         time_is_up = ends is not None and session.now() >= ends
         if self.settings.loop == "closed":
             return time_is_up or (self._all_asked and not self._waiting and session.idle)
@@ -251,22 +311,27 @@ class Load:
         return time_is_up and (all_sent or session.now() >= ends + self.settings.drain)
 
     def _deliver(self, record: RequestRecord) -> None:
+        if self._purse is not None:
+            self._purse.settle(record)
+        self._go_on(record)
         answer = self._waiting.pop(record.id, None)
         if answer is None:
             self._on_record(record)
         else:
             answer.set(record)
 
-    def _cut(self) -> None:
-        self.session.stop_sending()
-        self._drain_until = min(self._drain_until or float("inf"), time.monotonic() + CUT_DRAIN)
-        self._over.set()
-
     def _keeper_broke(self, keeper: gevent.Greenlet) -> None:
         """A bug of ours must end the run, not leave it without anybody who takes records."""
-        self.session.failure = keeper.exception
-        self._cut()
+        self.session.fail(keeper.exception)
+        self.cut()
 
 
 def _drafts(settings: Settings) -> Iterator[Draft]:
-    return iter(()) if settings.scenario is None else drafts(settings.scenario)
+    return iter(()) if settings.scenario is None else drafts(settings.scenario, settings.tokens)
+
+
+def _purse(settings: Settings) -> Purse | None:
+    """This process's part of the tokens that may be spent."""
+    if settings.scenario is None or settings.scenario.max_total_tokens is None:
+        return None
+    return Purse(settings.shard.share(settings.scenario.max_total_tokens))

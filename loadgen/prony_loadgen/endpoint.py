@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from prony_loadgen.dialects import DIALECTS
 from prony_loadgen.probe import find_model, probe
-from prony_loadgen.scenario import Talk
+from prony_loadgen.scenario import Scenario, Talk
 from prony_loadgen.strict_yaml import FileError
 from prony_loadgen.target import Target, TargetError, Timeouts, parse_target
+from prony_loadgen.tls import TlsOptions
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -22,9 +23,17 @@ def reach(
     """
     target = find_endpoint(talk, url, api_key_env, os.environ)
     if probing:
-        found = probe(target, DIALECTS[talk.dialect], talk.model, extra=talk.extra_body)
+        found = probe(
+            target,
+            DIALECTS[talk.dialect],
+            talk.model,
+            extra=talk.extra_body,
+            ignore_eos=isinstance(talk, Scenario) and talk.output.mode == "forced",
+        )
         return found.target, found.model
-    return (target, talk.model) if talk.model is not None else find_model(target, None)
+    if talk.model is not None:
+        return target, talk.model
+    return find_model(target, None, DIALECTS[talk.dialect])
 
 
 def find_endpoint(
@@ -51,7 +60,16 @@ def find_endpoint(
             connect=talk.timeouts.connect,
             first_token=talk.timeouts.first_token,
             total=talk.timeouts.total,
+            between_tokens=talk.timeouts.between_tokens,
         ),
+        tls=TlsOptions(
+            ca=talk.tls.ca,
+            cert=talk.tls.cert,
+            key=talk.tls.key,
+            insecure=talk.tls.insecure,
+        ),
+        proxy=talk.proxy,
+        environ=environ,
     )
 
 

@@ -4,6 +4,9 @@ import json
 from typing import Any
 
 LONGEST = 300
+_FAILED = frozenset({"failed", "failure", "fail"})
+# Keys by which an object says that it is something else.
+_NAMING = ("type", "object", "event", "status")
 
 
 def told_error(body: Any) -> str | None:
@@ -26,6 +29,24 @@ def told_error(body: Any) -> str | None:
         return None
     line = str(message) if message is not None else ""
     return shortened(f"{line} ({', '.join(codes)})".strip() if codes else line)
+
+
+def bare_error(chunk: dict[str, Any]) -> str | None:
+    """What an object amid a stream tells that is an error without the key "error"; else None.
+
+    For objects that a dialect knows nothing else of: heartbeats and progress look much like it.
+    """
+    codes = [chunk.get(key) for key in ("status", "status_code", "statusCode", "code")]
+    words = [text.lower() for text in (*codes, chunk.get("type")) if isinstance(text, str)]
+    named = any(word in _FAILED or "error" in word or "exception" in word for word in words)
+    numbered = any(isinstance(code, int) and code >= 400 for code in codes)
+    if named or numbered:
+        return told_error(chunk) or shortened(json.dumps(chunk))
+    if any(chunk.get(key) for key in _NAMING) or chunk.get("code") in (0, 200):
+        return None  # {"type": "ping", "message": ...} says what it is
+    # Alone it is the last word of a gateway or framework.
+    message = chunk.get("message") or chunk.get("msg")
+    return told_error(chunk) if isinstance(message, str) or chunk.get("detail") else None
 
 
 def error_line(body: bytes) -> str | None:

@@ -12,18 +12,33 @@ import socket as sockets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from prony_loadgen.answer import Answer
 from prony_loadgen.connection import Addresses, begin_connect, connect_result
 from prony_loadgen.deadlines import TimeLimit
 from prony_loadgen.dialects import DIALECTS, Dialect
+from prony_loadgen.proxy import ProxyError, Tunnel
+from prony_loadgen.quality import Expect
 from prony_loadgen.record import Outcome, RequestRecord
-from prony_loadgen.target import Target
+from prony_loadgen.shortcut import Shortcuts
+from prony_loadgen.target import Target, TargetError
+from prony_loadgen.timestamps import Receiver, WallClock
+from prony_loadgen.tls import TlsError, TlsFileError, TlsSession, tls_context
 
-READ_SIZE = 65536
+if TYPE_CHECKING:
+    import ssl
+
 # After the outcome is known, how long the rest of the answer is awaited so that its connection can
 # be used again: the last chunk of a body often comes a moment after its last event.
 LINGER = 0.1
+# A server that counts fewer tokens for a prompt than this share of its words has cut it.
+TRUNCATED_BELOW = 0.9
+# A server that closes an idle connection as our request comes has not read it: the close was on its
+# way, so it is here within a round trip, which connecting took once. Later the server may have
+# worked on the request, and its loss is data. The least is for what we and it are late by; the most
+# for a connection that took long to make by a lost packet.
+CROSSED_ROUND_TRIPS, CROSSED_LEAST, CROSSED_MOST = 3, 0.05, 0.5
 # How long one address of several may take to answer before the next is tried, until one has.
 NEXT_ADDRESS_AFTER = 0.25
 
@@ -42,6 +57,12 @@ class Request:
     asked_input_tokens: int | None = None
     asked_output_tokens: int | None = None
     keep_text: bool = False
+    # Every tokenizer in use makes at least one token of a word, so a server that counts fewer for
+    # the prompt has cut it. None: nobody counted them.
+    prompt_words: int | None = None
+    expect: Expect | None = None  # what the answer has to be like
+    natural: bool = True  # whether the model is to end its answer by itself
+    hang_up_after: int | None = None  # chunks of output; the user loses patience then
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +76,8 @@ class Exchange:
     connection: "Connection | None" = None
     untried: list[int] = field(default_factory=list)  # addresses
     retried: bool = False  # after a kept-alive connection turned out to be closed
+    lag: float = 0.0  # the longest that bytes of the answer waited to be read
+    kernel_times: bool = True  # all of its times so far are the kernel's
 
 
 @dataclass(slots=True, eq=False)
@@ -66,8 +89,22 @@ class Connection:
     exchange: Exchange | None
     watched: int  # what the selector looks for
     connecting: bool = True
+    tunnel: Tunnel | None = None  # while the proxy has not opened it
+    tls: TlsSession | None = None
     reused: bool = False
     unsent: bytes = b""
+    used: float = 0.0  # when it was last written or read
+    begun: float = 0.0  # when connecting began
+    round_trip: float = 0.0  # what connecting took, through a proxy's tunnel if there is one
+
+    @property
+    def crossed_within(self) -> float:
+        """Seconds after a request in which a close can have crossed it on the way."""
+        return min(max(CROSSED_LEAST, CROSSED_ROUND_TRIPS * self.round_trip), CROSSED_MOST)
+
+
+# What a read that gave nothing tells.
+CLOSED = "the server closed the connection"
 
 
 class Exchanges:
@@ -84,25 +121,37 @@ class Exchanges:
     ) -> None:
         """Registers its sockets with `selector`, a Connection as their data.
 
-        Raises TargetError where the target's name has no address.
+        Raises TargetError where the target's name has no address, or a certificate cannot be used.
         """
+        self._target = target
+        self._tls: ssl.SSLContext | None = None
+        if target.tls is not None:
+            try:
+                self._tls = tls_context(target.tls)
+            except TlsFileError as error:
+                raise TargetError(str(error)) from None
+        self._receiver = Receiver()
+        self._wall = WallClock()
+        self._shortcuts = {name: Shortcuts(dialect) for name, dialect in DIALECTS.items()}
         self._selector = selector
         self._origin = origin
         self._on_record = on_record
         self._worker = worker
-        self._addresses = Addresses(target.host, target.port)
+        self._addresses = Addresses(target)
         self._heads = {name: _request_head(target, dialect) for name, dialect in DIALECTS.items()}
         self._under_way: dict[Exchange, None] = {}
         self._idle: dict[Connection, None] = {}  # kept alive, the last used last
         self._connect_limit: TimeLimit[Exchange] = TimeLimit(target.timeouts.connect)
         self._address_limit: TimeLimit[Exchange] = TimeLimit(NEXT_ADDRESS_AFTER)
         self._first_token_limit: TimeLimit[Exchange] = TimeLimit(target.timeouts.first_token)
+        self._token_limit: TimeLimit[Exchange] = TimeLimit(target.timeouts.between_tokens)
         self._total_limit: TimeLimit[Exchange] = TimeLimit(target.timeouts.total)
         self._linger_limit: TimeLimit[Exchange] = TimeLimit(LINGER)
         self._limits = (
             self._connect_limit,
             self._address_limit,
             self._first_token_limit,
+            self._token_limit,
             self._total_limit,
             self._linger_limit,
         )
@@ -113,7 +162,11 @@ class Exchanges:
 
     def admit(self, request: Request) -> Exchange:
         """Counts it as under way; `begin` sends it."""
-        answer = Answer(DIALECTS[request.dialect], keep_text=request.keep_text)
+        answer = Answer(
+            DIALECTS[request.dialect],
+            keep_text=request.keep_text,
+            shortcuts=self._shortcuts[request.dialect],
+        )
         exchange = Exchange(request, answer)
         self._under_way[exchange] = None
         return exchange
@@ -127,9 +180,13 @@ class Exchanges:
             connection.reused = True
             connection.exchange = exchange
             exchange.connection = connection
-            self._send(connection, self._payload(exchange.request))
+            self._send_request(connection, now)
         else:
             self._connect(exchange, now)
+
+    def woke_up(self) -> None:
+        """To be called after every wait: keeps the clocks in step."""
+        self._wall.check()
 
     def next_limit(self) -> float:
         """When check_limits has something to do; infinity where no limit is running."""
@@ -142,6 +199,7 @@ class Exchanges:
         limits: tuple[tuple[TimeLimit[Exchange], Outcome, str], ...] = (
             (self._connect_limit, "connect_error", "no connection"),
             (self._first_token_limit, "timeout", "no token"),
+            (self._token_limit, "timeout", "no further token"),
             (self._total_limit, "timeout", "not finished"),
         )
         for limit, outcome, what in limits:
@@ -157,8 +215,8 @@ class Exchanges:
         if connection.connecting:
             self._connected(connection, now)
             return
-        if events & selectors.EVENT_WRITE:
-            self._send(connection, connection.unsent)
+        if events & selectors.EVENT_WRITE and connection.unsent:
+            self._write(connection, connection.unsent)
         if events & selectors.EVENT_READ:
             self._receive(connection, now)
 
@@ -193,7 +251,7 @@ class Exchanges:
             index = exchange.untried.pop(0)
             sock = begin_connect(self._addresses, index)
             if not isinstance(sock, str):
-                connection = Connection(sock, index, exchange, selectors.EVENT_WRITE)
+                connection = Connection(sock, index, exchange, selectors.EVENT_WRITE, begun=now)
                 exchange.connection = connection
                 self._selector.register(sock, selectors.EVENT_WRITE, connection)
                 if exchange.untried and not self._addresses.worked:
@@ -213,12 +271,40 @@ class Exchanges:
             self._try_next_address(exchange, now, failure)
             return
         self._addresses.succeeded(connection.address)
-        self._connect_limit.discard(exchange)
         connection.connecting = False
-        exchange.connected = now
-        self._send(connection, self._payload(exchange.request))
+        target = self._target
+        if target.proxy is not None and self._tls is not None:
+            connection.tunnel = Tunnel(target.proxy, target.authority)
+            self._write(connection, connection.tunnel.request)
+        else:
+            self._open(connection, now)
 
-    def _send(self, connection: Connection, data: bytes) -> None:
+    def _open(self, connection: Connection, now: float) -> None:
+        """The way to the target is free: TLS next, where it is wanted, then the request."""
+        connection.round_trip = now - connection.begun
+        if self._tls is None:
+            self._opened(connection, now)
+            return
+        connection.tls = TlsSession(self._tls, self._target.host)
+        connection.tls.begin()
+        self._write(connection, connection.tls.outgoing())
+
+    def _opened(self, connection: Connection, now: float) -> None:
+        exchange = connection.exchange
+        assert exchange is not None
+        self._connect_limit.discard(exchange)
+        exchange.connected = now
+        self._send_request(connection, now)
+
+    def _send_request(self, connection: Connection, now: float) -> None:
+        assert connection.exchange is not None
+        payload = self._payload(connection.exchange.request)
+        connection.used = now
+        if connection.tls is not None:
+            payload = connection.tls.encrypt(payload)
+        self._write(connection, payload)
+
+    def _write(self, connection: Connection, data: bytes) -> None:
         try:
             written = connection.sock.send(data)
         except BlockingIOError:
@@ -233,39 +319,114 @@ class Exchanges:
             self._selector.modify(connection.sock, wanted, connection)
 
     def _receive(self, connection: Connection, now: float) -> None:
-        why = "the server closed the connection"
+        why = CLOSED
         try:
-            data = connection.sock.recv(READ_SIZE)
+            data, stamp = self._receiver.receive(connection.sock)
         except BlockingIOError:
             return
         except OSError as error:
-            data, why = b"", f"{os.strerror(error.errno or 0)}: the connection broke"
+            data, stamp = b"", None
+            why = f"{os.strerror(error.errno or 0)}: the connection broke"
+        read_at = time.monotonic()
+        at = self._wall.arrival(stamp, connection.used, read_at)
         exchange = connection.exchange
+        if at is None:
+            # One time for all that were ready: each had its bytes by now, and working through the
+            # others must not count as its latency.
+            at = max(now, connection.used)
+            if data and exchange is not None:
+                exchange.kernel_times = False
+        elif exchange is not None and read_at - at > exchange.lag:
+            exchange.lag = read_at - at
+        connection.used = at
+        ended = not data
+        if connection.tunnel is not None or connection.tls is not None:
+            try:
+                data, ended = self._unwrapped(connection, data, at)
+            except (TlsError, ProxyError) as error:
+                data, ended, why = b"", True, str(error)
         if exchange is None:  # idle: closed by the server, or saying what nobody asked
-            self._drop(connection)
-            return
-        answer = exchange.answer
-        if data:
-            answer.feed(data, self._clock(now))
-        elif connection.reused and not answer.begun and not exchange.retried:
-            # It was closed while it lay idle, which says nothing of this request.
-            exchange.retried = True
-            self._drop(connection)
-            self._connect(exchange, now)
-            return
-        else:
-            answer.end(self._clock(now), why)
-        if answer.arrivals:
-            self._first_token_limit.discard(exchange)
-        if answer.over:
+            if data or ended:
+                self._drop(connection)
+        elif ended and exchange.connected is None and not connection.reused:
+            why = f"cannot connect to {self._target.url}: {why}"
+            exchange.answer.fail("connect_error", why, self._clock(at))
             self._finish(exchange)
-        elif answer.settled():
-            self._linger_limit.add(exchange, now)
+        else:
+            self._take(exchange, connection, data, at, why if ended else None)
+
+    def _unwrapped(self, connection: Connection, data: bytes, at: float) -> tuple[bytes, bool]:
+        """What the bytes of a connection say inside tunnel and TLS, and whether it has ended.
+
+        Raises ProxyError and TlsError.
+        """
+        ended = not data
+        if connection.tunnel is not None:
+            rest = connection.tunnel.received(data)
+            if rest is None or ended:
+                return b"", ended
+            connection.tunnel = None
+            self._open(connection, at)
+            data = rest
+        session = connection.tls
+        assert session is not None
+        opened = session.ready
+        told = session.received(data)
+        if answer := session.outgoing():
+            self._write(connection, connection.unsent + answer)
+        if session.ready and not opened:
+            self._opened(connection, at)
+        return told, ended or session.ended
+
+    def _take(
+        self, exchange: Exchange, connection: Connection, data: bytes, at: float, ended: str | None
+    ) -> None:
+        """Bytes of an answer, and, where it has ended, why."""
+        answer = exchange.answer
+        had = len(answer.arrivals)
+        if data:
+            answer.feed(data, self._clock(at))
+        if ended is not None:
+            if self._crossed(exchange, connection, at):
+                # It was closed while it lay idle, which says nothing of this request.
+                exchange.retried = True
+                answer.flags.append("resent")
+                self._drop(connection)
+                self._connect(exchange, time.monotonic())
+                return
+            answer.end(self._clock(at), ended)
+        if len(answer.arrivals) > had:
+            if not had:
+                self._first_token_limit.discard(exchange)
+            if self._token_limit.seconds is not None:
+                self._token_limit.restart(exchange, time.monotonic())
+            if exchange.request.hang_up_after is not None:
+                self._hang_up(exchange, exchange.request.hang_up_after, at)
+        if answer.settled():
+            if answer.over:
+                self._finish(exchange)
+            else:
+                self._linger_limit.add(exchange, time.monotonic())
+
+    def _crossed(self, exchange: Exchange, connection: Connection, at: float) -> bool:
+        """Whether a kept connection that ended was closed before the server had the request."""
+        if not connection.reused or exchange.answer.begun or exchange.retried:
+            return False
+        assert exchange.sent is not None
+        return at - exchange.sent <= connection.crossed_within
+
+    def _hang_up(self, exchange: Exchange, patience: int, at: float) -> None:
+        """The user leaves, who was to leave after so much."""
+        answer = exchange.answer
+        if len(answer.arrivals) >= patience and not answer.settled():
+            answer.flags.append("hung_up")
+            answer.fail("incomplete", "the client hung up, as asked for", self._clock(at))
 
     def _finish(self, exchange: Exchange) -> None:
         """Frees the connection and hands over the record."""
         for limit in self._limits:
             limit.discard(exchange)
+        self._flag(exchange)
         connection = exchange.connection
         if connection is not None and exchange.answer.reusable and not connection.unsent:
             connection.exchange = exchange.connection = None
@@ -274,6 +435,12 @@ class Exchanges:
             self._drop(connection)
         del self._under_way[exchange]
         self._on_record(self._record(exchange))
+
+    def _flag(self, exchange: Exchange) -> None:
+        answer, words = exchange.answer, exchange.request.prompt_words
+        counted = answer.prompt_tokens
+        if words is not None and counted is not None and counted < TRUNCATED_BELOW * words:
+            answer.flags.append("context_truncated")
 
     def _drop(self, connection: Connection | None) -> None:
         if connection is None:
@@ -321,21 +488,31 @@ class Exchanges:
             worker=self._worker,
             trace_id=request.trace_id,
             span_id=request.span_id,
+            client_lag=exchange.lag if exchange.kernel_times and answer.begun else None,
+            server_times=answer.server_times,
+            retry_after=answer.retry_after(time.time()),
         )
 
 
 def _request_head(target: Target, dialect: Dialect) -> bytes:
     """The request line and the headers that are the same for every request."""
-    host = target.authority.removesuffix(":80")
     headers = {
-        "Host": host,
+        "Host": target.host_header,
         "User-Agent": "prony",
-        "Accept": "text/event-stream, application/json",
+        "Accept": "text/event-stream, application/json, application/x-ndjson",
         "Accept-Encoding": "identity",
         "Content-Type": "application/json",
+        **dict(dialect.headers),
     }
+    if dialect.key_header is not None and target.api_key is not None:
+        headers[dialect.key_header] = target.api_key
     given = {name.lower() for name, _ in target.headers}
-    lines = [f"POST {target.base_path}{dialect.path} HTTP/1.1"]
+    path = target.path(dialect.path, versioned=dialect.versioned)
+    # A proxy is told the whole URL, unless it only opens a tunnel.
+    through = target.proxy if target.tls is None else None
+    whole = "" if through is None else f"http://{target.host_header}"
+    lines = [f"POST {whole}{path} HTTP/1.1"]
     lines += [f"{name}: {value}" for name, value in headers.items() if name.lower() not in given]
     lines += [f"{name}: {value}" for name, value in target.headers]
+    lines += [] if through is None else [f"{name}: {value}" for name, value in through.headers]
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")

@@ -5,12 +5,15 @@ For what is asked of a target beside the load, such as its list of models. It bl
 
 import socket as sockets
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from prony_loadgen import native
 from prony_loadgen.connection import Addresses
 from prony_loadgen.http_response import ResponseReader
-from prony_loadgen.target import Target
+from prony_loadgen.proxy import ProxyError, Tunnel
+from prony_loadgen.target import Target, TargetError
+from prony_loadgen.tls import TlsError, TlsFileError, TlsSession, tls_context
 
 
 class FetchError(Exception):
@@ -23,12 +26,20 @@ class Fetched(NamedTuple):
     body: bytes
 
 
-def fetch(target: Target, path: str, timeout: float) -> Fetched:
-    """What the target answers to GET `path`, a full path.
+def fetch(
+    target: Target,
+    path: str,
+    timeout: float,
+    *,
+    headers: Iterable[tuple[str, str]] = (),
+    most: int | None = None,
+) -> Fetched:
+    """What the target answers to GET `path`, a full path, within `timeout` and `most` bytes.
 
-    Raises FetchError, and TargetError where the target's name has no address.
+    Raises FetchError, and TargetError where the target's name has no address or a certificate
+    cannot be used.
     """
-    addresses = Addresses(target.host, target.port)
+    addresses = Addresses(target)
     ends = time.monotonic() + timeout
     failure = ""
     for index in addresses.order():
@@ -37,31 +48,88 @@ def fetch(target: Target, path: str, timeout: float) -> Fetched:
             with native.Socket(family) as sock:
                 sock.settimeout(min(timeout, target.timeouts.connect))
                 sock.connect(address)
-                sock.sendall(_head(target, path))
-                return _answer(sock, ends)
+                return _answer(_Pipe(sock, target, ends), _head(target, path, headers), most)
         except TimeoutError:
             failure = f"no answer within {timeout:g} s"
+        except (TlsError, ProxyError) as error:
+            raise FetchError(str(error)) from None
         except OSError as error:
             failure = (error.strerror or str(error)).lower()
     raise FetchError(failure)
 
 
-def _head(target: Target, path: str) -> bytes:
-    headers = [("Host", target.authority), ("Accept", "application/json"), *target.headers]
-    lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
+def _head(target: Target, path: str, more: Iterable[tuple[str, str]]) -> bytes:
+    through = target.proxy if target.tls is None else None
+    given = {name.lower() for name, _ in target.headers}
+    ours = [("Host", target.host_header), ("Accept", "application/json"), *more]
+    headers = [(name, value) for name, value in ours if name.lower() not in given]
+    headers += [*target.headers, *(() if through is None else through.headers)]
+    whole = "" if through is None else f"http://{target.host_header}"
+    lines = [f"GET {whole}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
     return "\r\n".join([*lines, "Connection: close", "\r\n"]).encode("latin-1")
 
 
-def _answer(sock: sockets.socket, ends: float) -> Fetched:
-    reader = ResponseReader()
-    body = []
-    while not reader.over:
-        left = ends - time.monotonic()
+class _Pipe:
+    """A connected socket, inside a proxy's tunnel and TLS where the target wants them."""
+
+    def __init__(self, sock: sockets.socket, target: Target, ends: float) -> None:
+        self._sock, self._ends = sock, ends
+        self._tls: TlsSession | None = None
+        if target.tls is None:
+            return
+        rest: bytes | None = b""
+        if target.proxy is not None:
+            tunnel = Tunnel(target.proxy, target.authority)
+            sock.sendall(tunnel.request)
+            rest = None
+            while rest is None:
+                rest = tunnel.received(self._raw() or _closed())
+        try:
+            self._tls = TlsSession(tls_context(target.tls), target.host)
+        except TlsFileError as error:
+            raise TargetError(str(error)) from None
+        self._tls.received(rest or b"")
+        sock.sendall(self._tls.outgoing())
+        while not self._tls.ready:
+            self._tls.received(self._raw() or _closed())
+            sock.sendall(self._tls.outgoing())
+
+    def send(self, data: bytes) -> None:
+        self._sock.sendall(data if self._tls is None else self._tls.encrypt(data))
+
+    def receive(self) -> bytes:
+        """The next bytes; none where the other side closed."""
+        if self._tls is None:
+            return self._raw()
+        while True:
+            raw = self._raw()
+            told = self._tls.received(raw) if raw else b""
+            if told or not raw or self._tls.ended:
+                return told
+
+    def _raw(self) -> bytes:
+        left = self._ends - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        sock.settimeout(left)
-        data = sock.recv(65536)
+        self._sock.settimeout(left)
+        return self._sock.recv(65536)
+
+
+def _closed() -> bytes:
+    raise FetchError("the server closed the connection before it was set up")
+
+
+def _answer(pipe: _Pipe, head: bytes, most: int | None) -> Fetched:
+    pipe.send(head)
+    reader = ResponseReader()
+    body = []
+    size = 0
+    while not reader.over:
+        data = pipe.receive()
         if data:
+            size += len(data)
+            if most is not None and size > most:
+                raise FetchError(f"the answer is larger than {most} bytes")
             body.append(reader.feed(data))
         else:
             reader.end()

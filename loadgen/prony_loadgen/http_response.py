@@ -14,11 +14,13 @@ class ResponseReader:
         "_body",
         "_excess",
         "_parser",
+        "_pieces",
         "broken",
         "complete",
         "headers",
         "headers_complete",
         "keep_alive",
+        "on_body",
         "reason",
         "status",
     )
@@ -33,6 +35,9 @@ class ResponseReader:
         self.broken: str | None = None  # why these bytes are not HTTP
         self._excess = False  # more came than the one answer
         self._body: list[bytes] = []
+        self._pieces: int | None = None  # of the body, once it is complete
+        # Called by the parser for every piece, and there may be one a token.
+        self.on_body = self._body.append
         # Parser and reader refer to each other, so it is dropped at the end: no work for the
         # garbage collector, whose pauses would enter latencies.
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
@@ -60,10 +65,13 @@ class ResponseReader:
             self._fault(str(error))
         if self.complete or self.broken is not None:
             self._parser = None
-        if not self._body:
+        pieces = self._body
+        if not pieces:
             return b""
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
+        if self._pieces is not None:  # what follows is the body of another answer
+            del pieces[self._pieces :]
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
         return body
 
     def end(self) -> None:
@@ -105,11 +113,8 @@ class ResponseReader:
             self.status = status
             self.headers_complete = True
 
-    def on_body(self, body: bytes) -> None:
-        if not self.complete:
-            self._body.append(body)
-
     def on_message_complete(self) -> None:
         if self._parser is not None and self.headers_complete and not self.complete:
             self.complete = True
+            self._pieces = len(self._body)
             self.keep_alive = self._parser.should_keep_alive()

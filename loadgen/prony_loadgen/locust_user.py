@@ -6,20 +6,19 @@ each test that Locust runs. `prony run` uses Locust as a library, through `run`.
 """
 
 import logging
-import re
 import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import gevent
 from gevent.event import Event
 from locust import User, task
 from locust import events as _events
-from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from locust.event import Events
 from locust.exception import (
@@ -29,27 +28,30 @@ from locust.exception import (
     StopTest,
     StopUser,
 )
-from locust.runners import LocalRunner
+from locust.runners import MasterRunner, WorkerRunner
 from locust.util.timespan import parse_timespan
 from prometheus_client import CollectorRegistry, start_http_server
 
-from prony_loadgen.drive import INVALID, Load, LoadOver
+from prony_loadgen.command_line import told
+from prony_loadgen.crew import Crew
+from prony_loadgen.drive import Load, LoadOver
 from prony_loadgen.endpoint import reach
+from prony_loadgen.fleet import Fleet
+from prony_loadgen.job import TO_MASTER, job_of
+from prony_loadgen.locust_options import add_options
 from prony_loadgen.progress import Progress
 from prony_loadgen.prompt import Prompt
 from prony_loadgen.record import RequestRecord
-from prony_loadgen.scenario import Scenario, load_scenario, talk_from
-from prony_loadgen.settings import (
-    Judge,
-    Observer,
-    Settings,
-    for_scenario,
-    for_tasks,
-    installed_judge,
-)
+from prony_loadgen.scenario import Scenario
+from prony_loadgen.settings import Judge, Observer, Settings, for_scenario
 from prony_loadgen.strict_yaml import FileError
-from prony_loadgen.target import Target, TargetError
+from prony_loadgen.target import Target
 from prony_loadgen.telemetry import LoadMetrics
+from prony_loadgen.token_count import BY_WORDS
+from prony_loadgen.token_probe import tokens_at
+from prony_loadgen.under_way import INVALID
+from prony_loadgen.web_tab import WebTab
+from prony_loadgen.wiring import Users, Wiring, WorkerWiring, crew_of, workers_of
 
 __all__ = ["LLMError", "LLMUser", "RunOptions", "ScenarioUser", "run", "run_scenario"]
 
@@ -126,8 +128,7 @@ class ScenarioUser(LLMUser):
     abstract = True
 
     def wait_time(self) -> float:
-        scenario = self._load().settings.scenario
-        return 0.0 if scenario is None else scenario.arrivals.think_time
+        return self._load().think_time()
 
     @task
     def drive(self) -> None:
@@ -138,13 +139,11 @@ class ScenarioUser(LLMUser):
         draft = load.next_draft()
         if draft is None:
             raise StopUser
-        scenario = load.settings.scenario
-        assert scenario is not None
         try:
-            record = load.ask(draft.prompt, cls=scenario.name, max_tokens=draft.output_tokens)
+            for record in load.converse(draft):
+                _fire(self.environment, load, record, self.context())
         except LoadOver:
             raise StopUser from None
-        _fire(self.environment, load, record, self.context())
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +157,11 @@ class RunOptions:
     dry_run: bool = False
     metrics_port: int | None = None
     quiet: bool = False
+    processes: int = 1
+    web_port: int | None = None  # opens Locust's web UI there
+    lost_worker: Literal["invalid", "warn"] = "invalid"
+    slo: tuple[str, ...] = ()  # what the judge judges by, as it was named
+    argv: tuple[str, ...] = ()  # the command line, its program first
     observers: tuple[Observer, ...] = ()
 
 
@@ -173,41 +177,131 @@ def run_scenario(scenario: Scenario, judge: Judge, options: RunOptions) -> int:
         return 0
     if options.metrics_port is not None:
         settings = replace(settings, metrics=_exported(options.metrics_port, settings.run_id))
-    return run(settings, quiet=options.quiet)
+    if options.processes > 1:
+        job = job_of(scenario, settings, api_key_env=options.api_key_env)
+        return run_together(
+            settings, job, options.processes, quiet=options.quiet, web_port=options.web_port
+        )
+    return run(settings, quiet=options.quiet, web_port=options.web_port)
 
 
-def run(settings: Settings, *, quiet: bool = False) -> int:
-    """Runs what was agreed, with Locust as a library; returns the exit code."""
+def run(settings: Settings, *, quiet: bool = False, web_port: int | None = None) -> int:
+    """Runs what was agreed in this process, with Locust as a library; returns the exit code."""
+    environment = _environment(settings)
+    runner = environment.create_local_runner()
+    progress, over = Progress(None if quiet else sys.stderr), Event()
+    tab = None if web_port is None else _opened(environment, web_port)
+    if tab is not None:
+        settings = replace(settings, metrics=settings.metrics or tab.metrics)
+    users = _users_of(environment)
+    load = Load(
+        settings,
+        on_record=lambda record: users.tell(load, record),
+        say=progress.say,
+        on_end=over.set,
+    )
+    users.join(load)
+    if tab is not None:
+        tab.show(load)
+    return _through(environment, runner, load, progress, over)
+
+
+def run_together(
+    settings: Settings,
+    job: dict[str, Any],
+    processes: int,
+    *,
+    quiet: bool = False,
+    web_port: int | None = None,
+) -> int:
+    """Runs what was agreed in so many processes, this one their master; returns the exit code.
+
+    Raises FileError where they cannot begin: no load was sent then.
+    """
+    environment = _environment(settings)
+    runner = environment.create_master_runner("127.0.0.1", 0)
+    progress, over = Progress(None if quiet else sys.stderr), Event()
+    crew = crew_of(runner, settings, job, say=progress.say, on_end=over.set)
+    for kind in TO_MASTER:
+        runner.register_message(kind, lambda msg, **_: crew.hear(msg.type, msg.node_id, msg.data))
+    tab = None if web_port is None else _opened(environment, web_port)
+    with Fleet("127.0.0.1", runner.server.port, processes) as fleet:
+        try:
+            fleet.wait_until(lambda: len(runner.clients.ready) == processes)
+            if tab is not None:
+                crew.settings = replace(settings, metrics=settings.metrics or tab.metrics)
+                tab.show(crew)
+            crew.muster(workers_of(runner))
+        except BaseException:
+            runner.quit()
+            raise
+        return _through(environment, runner, crew, progress, over)
+
+
+def work(host: str, port: int) -> None:
+    """A worker of `run_together`, until its master has no more for it to do."""
+    environment = _environment(None)
+    environment.create_worker_runner(host, port)
+    WorkerWiring(environment, _users_of(environment)).install()
+    runner = environment.runner
+    assert runner is not None
+    runner.greenlet.join()
+
+
+def _environment(settings: Settings | None) -> Environment:
     # Spawning all users at once is what a scenario means, not a mistake to warn of.
     logging.getLogger("locust.runners").setLevel(logging.ERROR)
     kind = type("ScenarioUser", (ScenarioUser,), {})
     own_events = Events()  # type: ignore[no-untyped-call]
-    environment = Environment(user_classes=[kind], events=own_events, host=settings.target.url)
-    runner = environment.create_local_runner()
-    progress = Progress(None if quiet else sys.stderr)
-    over = Event()
-    load = Load(
-        settings,
-        on_record=lambda record: _fire_for_nobody(environment, load, record),
-        say=progress.say,
-        on_end=over.set,
-    )
-    _LOADS[environment] = load
+    host = None if settings is None else settings.target.url
+    return Environment(user_classes=[kind], events=own_events, host=host)
+
+
+def _through(
+    environment: Environment, runner: Any, run: Load | Crew, progress: Progress, over: Event
+) -> int:
+    """Lets Locust run it to its end, or to that which a signal or the web UI sets."""
     watchers = [
-        gevent.signal_handler(number, lambda: progress.note(load.interrupt()))
+        gevent.signal_handler(number, lambda: progress.note(run.interrupt()))
         for number in (signal.SIGINT, signal.SIGTERM)
     ]
+
+    def stop(**_: Any) -> None:
+        run.end("stopped through Locust before its end")
+        over.set()
+
+    hooks: Any = environment.events
+    hooks.test_stopping.add_listener(stop)
     try:
-        users = _users(settings)
+        users = _users(run.settings)
         runner.start(users, spawn_rate=users)
         over.wait()
     finally:
         progress.end()
-        load.end()
+        run.end()
         for watcher in watchers:
             watcher.cancel()
         runner.quit()
-    return INVALID if load.exit_code is None else load.exit_code
+        web_ui: Any = environment.web_ui
+        if web_ui is not None:
+            web_ui.stop()
+    return INVALID if run.exit_code is None else run.exit_code
+
+
+def _opened(environment: Environment, port: int) -> WebTab:
+    """Locust's web UI with our tab. Raises FileError where the port is taken."""
+    try:
+        with socket.create_server(("127.0.0.1", port)) as free:
+            port = free.getsockname()[1]
+    except OSError as error:
+        raise FileError([f"--web-port {port}: {error.strerror}"]) from None
+    # Locust's page reads the command line for options of Locust's, which ours has none of.
+    del sys.argv[1:]
+    web_ui: Any = environment.create_web_ui("127.0.0.1", port, delayed_start=True)
+    tab = WebTab(web_ui)
+    web_ui.start()
+    print(f"web UI: http://127.0.0.1:{port}/?tab=prony", flush=True)
+    return tab
 
 
 def _agreed(scenario: Scenario, judge: Judge, options: RunOptions) -> Settings:
@@ -215,8 +309,15 @@ def _agreed(scenario: Scenario, judge: Judge, options: RunOptions) -> Settings:
         nowhere = Target(url="", host="", port=0, base_path="")
         return for_scenario(scenario, nowhere, scenario.model or "", judge)
     target, model = reach(scenario, options.target, options.api_key_env, probing=options.probe)
-    settings = for_scenario(scenario, target, model, judge, out=options.out)
-    return replace(settings, observers=options.observers)
+    tokens = tokens_at(scenario, target, model) if options.probe else BY_WORDS
+    settings = for_scenario(scenario, target, model, judge, out=options.out, tokens=tokens)
+    return replace(
+        settings,
+        observers=options.observers,
+        lost_worker=options.lost_worker,
+        slo=options.slo or ((scenario.slo,) if scenario.slo else ()),
+        command=told(options.argv, settings.seed) if options.argv else None,
+    )
 
 
 def _users(settings: Settings) -> int:
@@ -267,209 +368,39 @@ def _fire_for_nobody(environment: Environment, load: Load, record: RequestRecord
         gevent.spawn(runner.quit if options and options.headless else runner.stop)
 
 
-# --- locust -f: options, and what Locust's events mean for a run -----------------------------
-
-
-def _add_options(parser: LocustArgumentParser) -> None:
-    group = parser.add_argument_group("Prony", "how the load is made, timed and judged")
-
-    def add(option: str, **about: Any) -> None:
-        name = option.removeprefix("--").replace("-", "_").upper()
-        group.add_argument(option, env_var=f"PRONY_{name}", **about)
-
-    add("--scenario", metavar="NAME", help="a shipped scenario or a YAML file")
-    add(
-        "--slo",
-        action="append",
-        default=[],
-        metavar="SLO",
-        help="a name, a file, or 'ttft p99 < 500ms'",
-    )
-    add("--out", type=Path, metavar="DIR", help="the run folder (default: a new one in runs/)")
-    add("--model", metavar="NAME", help="default: the only one that the server lists")
-    add("--dialect", metavar="NAME", help="for the scenario: openai-chat or openai-completions")
-    add("--api-key-env", metavar="VAR", help="the environment variable with the key")
-    add("--warmup", metavar="TIME", help="load that comes before what is measured")
-    add("--seed", metavar="N", help="the same seed sends the same requests at the same times")
-    add("--keep-text", action="store_const", const=True, help="store the output texts")
-    add("--no-probe", action="store_true", help="leave out the request before the load")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the scenario")
+# --- locust -f -------------------------------------------------------------------------------
 
 
 def _on_init(environment: Environment, **_: Any) -> None:
-    if any(issubclass(kind, LLMUser) for kind in environment.user_classes):
-        _Wiring(environment).install()
+    if not any(issubclass(kind, LLMUser) for kind in environment.user_classes):
+        return
+    if isinstance(environment.runner, WorkerRunner):
+        WorkerWiring(environment, _users_of(environment)).install()
+        return
+    options: Any = environment.parsed_options
+    Wiring(
+        environment,
+        _users_of(environment),
+        role="master" if isinstance(environment.runner, MasterRunner) else "local",
+        by_scenario=all(issubclass(kind, ScenarioUser) for kind in environment.user_classes),
+        limit=_seconds(options.run_time) if options else None,
+    ).install()
 
 
-class _Wiring:
-    """Runs of one Locust process: a folder for each test that it starts and stops."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-        self._options: Any = environment.parsed_options
-        self._runner: Any = environment.runner
-        self._headless = bool(self._options and self._options.headless)
-        self._by_scenario = all(issubclass(k, ScenarioUser) for k in environment.user_classes)
-        self._ready: Settings | None = None
-        self._load: Load | None = None
-        self._leaving = False
-        # Locust prints tables of its own to the terminal, so no line is rewritten between them.
-        self._progress = Progress(sys.stderr, rewrite=False)
-
-    def install(self) -> None:
-        """Listens to Locust. Without a web UI, whatever is wrong ends the process here: exit 2."""
-        if not isinstance(self._runner, LocalRunner):
-            self._refuse_workers()
-        hooks: Any = self._environment.events
-        hooks.test_start.add_listener(self._start)
-        hooks.test_stop.add_listener(self._stop)
-        hooks.quitting.add_listener(self._quit)
-        if self._headless:
-            try:
-                self._ready = self._prepared()
-            except (FileError, TargetError) as error:
-                _leave(str(error))
-            gevent.signal_handler(signal.SIGINT, self._interrupt)
-
-    def _refuse_workers(self) -> NoReturn:
-        if self._options.worker and self._options.processes:
-            sys.exit(2)  # the master of these processes says it
-        _leave("--master, --worker and --processes are not supported yet; run one process")
-
-    def _start(self, **_: Any) -> None:
-        try:
-            load = self._begun(self._ready or self._prepared())
-        except (FileError, TargetError) as error:
-            # With a web UI the target may be mended and the test started again.
-            print(f"error: {error}", file=sys.stderr)
-            _LOADS.pop(self._environment, None)
-            self._load = None
-            self._environment.process_exit_code = 2
-            gevent.spawn(self._runner.stop)
-            return
-        self._ready = None
-        self._load = _LOADS[self._environment] = load
-
-    def _begun(self, settings: Settings) -> Load:
-        load = Load(
-            settings,
-            on_record=lambda record: _fire_for_nobody(self._environment, load, record),
-            say=self._progress.say,
-            on_end=self._end_test,
-        )
-        return load
-
-    def _stop(self, **_: Any) -> None:
-        """Locust stopped the test: its -t, its web UI, a shape, or our own end."""
-        if self._load is None:
-            return
-        by_schedule = self._load.settings.loop == "open" and not self._options.run_time
-        early = "stopped through Locust before its end" if by_schedule else None
-        if gevent.getcurrent() in self._runner.user_greenlets:
-            # A listener stopped the test, in a user that is being killed: it may not wait.
-            gevent.spawn(self._load.end, early)
-        else:
-            self._load.end(early)
-
-    def _quit(self, **_: Any) -> None:
-        """Locust is about to read the exit code. What still runs was cut by a signal."""
-        self._leaving = True
-        load = self._load
+def _users_of(environment: Environment) -> Users:
+    def join(load: Load | None) -> None:
         if load is None:
-            return
-        if load.exit_code is None:
-            self._progress.note(load.interrupt())
-        code = load.end()
-        judged = load.session.folder.read_run().get("verdict") is not None
-        # Without an SLO, Locust's own rule stays: 1 where requests failed.
-        self._environment.process_exit_code = code if code or judged else None
-
-    def _interrupt(self) -> None:
-        if self._load is None or self._load.exit_code is not None:
-            self._runner.quit()
+            _LOADS.pop(environment, None)
         else:
-            self._progress.note(self._load.interrupt())
+            _LOADS[environment] = load
 
-    def _end_test(self) -> None:
-        if self._leaving:
-            return
-        if self._headless:
-            self._runner.quit()
-        else:
-            self._runner.stop()
+    def raised(exception: BaseException, **_: Any) -> None:
+        if (load := _LOADS.get(environment)) is not None:
+            load.session.task_raised(exception)
 
-    def _prepared(self) -> Settings:
-        """The settings of the next test; also tells Locust how many users they need.
-
-        Raises FileError or TargetError.
-        """
-        options, environment = self._options, self._environment
-        changes = self._changes()
-        scenario = None
-        if self._by_scenario or options.scenario:
-            scenario = load_scenario(options.scenario or "chat", changes)
-        talk = scenario or talk_from(changes)
-        judge = installed_judge(options.slo, talk.slo)
-        url = environment.host or next((k.host for k in environment.user_classes if k.host), None)
-        target, model = reach(talk, url, options.api_key_env, probing=not options.no_probe)
-        limit = _seconds(options.run_time) if self._headless else None
-        if self._by_scenario and scenario is not None:
-            scenario = self._with_users(scenario)
-            settings = for_scenario(scenario, target, model, judge, out=self._out(), limit=limit)
-        else:
-            settings = for_tasks(
-                self._name(), talk, target, model, judge,
-                facts={"locustfile": environment.locustfile, "users": options.num_users or 1},
-                out=self._out(), limit=limit,
-            )  # fmt: skip
-        for line in settings.lines():
-            print(line, flush=True)
-        return settings
-
-    def _changes(self) -> dict[str, object]:
-        options = self._options
-        changes: dict[str, object] = {}
-        for key in ("model", "dialect", "warmup", "seed", "keep_text"):
-            if (value := getattr(options, key)) is not None:
-                changes[key] = value
-        for assignment in options.set:
-            key, equals, value = assignment.partition("=")
-            if not equals:
-                raise FileError([f"--set {assignment}: expected KEY=VALUE"])
-            changes[key] = value
-        return changes
-
-    def _with_users(self, scenario: Scenario) -> Scenario:
-        """Closed loop takes Locust's -u; open loop needs one user whatever it says."""
-        options = self._options
-        if scenario.arrivals.open_loop:
-            if (options.num_users or 1) > 1:
-                print("note: an open-loop scenario is sent by one user; -u is ignored")
-            options.num_users, options.spawn_rate = 1, 1
-            for kind in self._environment.user_classes:
-                kind.fixed_count = 1
-            return scenario
-        users = options.num_users or scenario.arrivals.users
-        options.num_users, options.spawn_rate = users, options.spawn_rate or users
-        arrivals = scenario.arrivals.model_copy(update={"users": users})
-        return scenario.model_copy(update={"arrivals": arrivals})
-
-    def _name(self) -> str:
-        stem = Path(self._environment.locustfile or "locustfile").stem
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", stem)
-
-    def _out(self) -> Path | None:
-        """With a web UI one process makes many runs: --out then holds a folder for each."""
-        out: Path | None = self._options.out
-        if out is None or self._headless:
-            return out
-        number = 1 + sum(1 for _ in out.glob("run-*")) if out.exists() else 1
-        return out / f"run-{number}"
-
-
-def _leave(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
+    hooks: Any = environment.events
+    hooks.user_error.add_listener(raised)
+    return Users(join, lambda load, record: _fire_for_nobody(environment, load, record))
 
 
 def _seconds(run_time: int | str | None) -> float | None:
@@ -479,5 +410,5 @@ def _seconds(run_time: int | str | None) -> float | None:
 
 
 # Importing this module is what makes `locust -f` know Prony.
-_hooks.init_command_line_parser.add_listener(_add_options)
+_hooks.init_command_line_parser.add_listener(add_options)
 _hooks.init.add_listener(_on_init)

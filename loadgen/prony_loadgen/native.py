@@ -8,6 +8,7 @@ import _thread
 import selectors
 import socket as sockets
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from gevent.monkey import get_original
@@ -18,3 +19,16 @@ Selector: type[selectors.BaseSelector] = get_original("selectors", "DefaultSelec
 select: Callable[..., tuple[list[Any], list[Any], list[Any]]] = get_original("select", "select")
 allocate_lock: Callable[[], "_thread.LockType"] = get_original("_thread", "allocate_lock")
 start_new_thread: Callable[..., int] = get_original("_thread", "start_new_thread")
+
+
+def ssl_module() -> ModuleType:
+    """The module `ssl`, first imported when TLS is first used: gevent must patch it before that."""
+    import ssl
+
+    return ssl
+
+
+def ssl_context() -> Any:
+    """A client's SSLContext as the standard library makes it."""
+    made = get_original("ssl", "SSLContext")
+    return made(ssl_module().PROTOCOL_TLS_CLIENT)

@@ -20,6 +20,8 @@ Limit = tuple[float, float | None]  # seconds, and the share that must keep with
 MOST_POINTS: Final = 4000  # requests drawn as single points
 MOST_STEPS: Final = 600  # vertices of a line
 TAIL: Final = (0.5, 0.9, 0.99, 0.999, 0.9999)
+COLOURS: Final = ("$data", "$second", "$limit", "$good")  # of runs that are compared
+DASHES: Final = ("solid", "dash", "dot")
 
 
 def distribution(
@@ -85,6 +87,44 @@ def distribution(
             "annotations": notes,
             "showlegend": False,
             "margin": {"l": 62, "r": 12, "t": 22, "b": 44},
+        },
+    }  # fmt: skip
+
+
+def overlaid(samples: Sequence[tuple[str, Sequence[float], int]], label: str) -> Figure | None:
+    """Cumulative curves of several runs on one logarithmic time axis, for a comparison.
+
+    `samples` are (name, seconds of the attempts that got there, attempts that never did). None
+    where no run has any.
+    """
+    known = [(name, np.maximum(np.sort(np.asarray(v, float)) * 1000, 1e-3), failed)
+             for name, v, failed in samples if len(v)]  # fmt: skip
+    if not known:
+        return None
+    low = min(float(found[0]) for _, found, _ in known) / 1.25
+    high = max(float(found[-1]) for _, found, _ in known) * 1.25
+    most = max(len(found) + failed for _, found, failed in known)
+    shares = [0.9, *(len(found) / (len(found) + failed) for _, found, failed in known)]
+    top = max(_stretched(each, most) for each in shares) * 1.06
+    traces: list[Figure] = []
+    for index, (name, found, failed) in enumerate(known):
+        curve, _ = _curve(found, len(found) + failed, high, label)
+        curve["line"] = {"shape": "hv", "width": 2, "color": COLOURS[index % len(COLOURS)],
+                         "dash": DASHES[index // len(COLOURS) % len(DASHES)]}  # fmt: skip
+        traces.append({**curve, "yaxis": "y", "name": name, "showlegend": True})
+    ticks = [p for p in TAIL if _stretched(p, 10**9) <= top]
+    return {
+        "data": traces,
+        "layout": {
+            "height": 320,
+            "xaxis": {**_log_ticks(low, high), "title": {"text": f"{label} (ms)"}},
+            "yaxis": {"range": [-0.02, top], "fixedrange": True,
+                      "tickvals": [0, *(_stretched(p, most) for p in ticks)],
+                      "ticktext": ["0 %", *(share(p) for p in ticks)],
+                      "title": {"text": "attempts within"}},
+            "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02,
+                       "yanchor": "bottom"},
+            "margin": {"l": 62, "r": 12, "t": 30, "b": 44},
         },
     }  # fmt: skip
 

@@ -27,6 +27,12 @@ Channel = Literal["text", "reasoning", "refusal", "tool"]
 TokenSource = Literal["usage", "logprobs", "chunks"]
 
 
+# A server that tells more than this of one request tells nonsense; no context is so long.
+MOST_TOKENS = 10**9
+# A server that says it took this long to load its model, in seconds, did load it.
+MODEL_LOAD = 0.2
+
+
 class Arrival(NamedTuple):
     """One chunk with generated output."""
 
@@ -34,6 +40,10 @@ class Arrival(NamedTuple):
     # As the stream told them (usage deltas, logprobs), else 1: a weight, not yet the true count.
     tokens: int
     channel: Channel
+
+
+# Stands between the id of a conversation's first request and the number of a later turn.
+FOLLOWS = "."
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,14 @@ class RequestRecord:
     worker: int = 0
     trace_id: str | None = None  # 32 hex digits, as in the traceparent that was sent
     span_id: str | None = None  # 16 hex digits
+    # The longest that bytes of the answer waited for us, by the kernel's times, which all times of
+    # this record are. None where it gave none: then what we were late by is in them.
+    client_lag: float | None = None
+    # What the server says its own steps took, in seconds: "load" (of the model), "prompt",
+    # "generate", "total".
+    server_times: dict[str, float] | None = None
+    quality: dict[str, float] | None = None  # what the answer's text shows: see quality.py
+    retry_after: float | None = None  # seconds for which the server asked us to stay away
 
     @property
     def ok(self) -> bool:
@@ -77,10 +95,20 @@ class RequestRecord:
         return None if self.sent is None else self.sent - self.intended
 
     @property
+    def model_load(self) -> float:
+        """Seconds that the server spent loading its model for this request; 0 where it did not.
+
+        Servers that load on demand report some milliseconds for a model that lay ready.
+        """
+        took = (self.server_times or {}).get("load", 0.0)
+        return took if took >= MODEL_LOAD else 0.0
+
+    @property
     def ttft(self) -> float | None:
         """First generated token of any channel, from `intended`.
 
         From `intended`, not `sent`: waiting in our own client is latency that users would feel.
+        Without what the server says it took to load its model, which is reported apart.
         None where nothing was generated, or where the answer was not streamed.
         """
         return self._since_intended(self.arrivals)
@@ -89,7 +117,8 @@ class RequestRecord:
     def ttft_from_send(self) -> float | None:
         if self.ttft is None or self.sent is None:
             return None
-        return self.arrivals[0].at - self.sent
+        waited = self.arrivals[0].at - self.sent
+        return max(0.0, waited - self.model_load) if self.model_load else waited
 
     @property
     def ttfo(self) -> float | None:
@@ -136,7 +165,9 @@ class RequestRecord:
     def _since_intended(self, arrivals: tuple[Arrival, ...]) -> float | None:
         if not arrivals or "not_streamed" in self.flags:
             return None
-        return arrivals[0].at - self.intended
+        waited = arrivals[0].at - self.intended
+        # A negative one is a broken clock, which is to be seen.
+        return max(0.0, waited - self.model_load) if self.model_load else waited
 
     def to_json(self) -> str:
         """One line of requests.jsonl, without its newline."""
@@ -145,23 +176,41 @@ class RequestRecord:
         facts: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         facts["class"] = facts.pop("cls")
         facts["arrivals"] = [[round(a.at, 7), a.tokens, a.channel] for a in self.arrivals]
-        for name in ("intended", "sent", "connected", "headers", "ended"):
+        for name in ("intended", "sent", "connected", "headers", "ended", "client_lag"):
             if facts[name] is not None:
                 facts[name] = round(facts[name], 7)
+        # Most servers tell none of these.
+        for name in ("server_times", "quality", "retry_after"):
+            if facts[name] is None:
+                del facts[name]
         return json.dumps(facts, ensure_ascii=True, allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        """The record of a line that to_json wrote.
+        """The record of a line that to_json wrote; a count that is none is unknown.
 
         Raises ValueError where the line is not one: not JSON, or a key missing or unknown.
         """
         facts = json.loads(line)
         try:
             facts["cls"] = facts.pop("class")
-            facts["arrivals"] = tuple(Arrival(*arrival) for arrival in facts["arrivals"])
+            facts["arrivals"] = tuple(_arrival(*arrival) for arrival in facts["arrivals"])
+            facts["prompt_tokens"] = token_count(facts.get("prompt_tokens"))
+            if token_count(facts.get("output_tokens")) is None:
+                facts["output_tokens"] = facts["output_tokens_from"] = None
             facts["flags"] = tuple(facts["flags"])
             return cls(**facts)
         except (KeyError, TypeError) as error:
             known = ", ".join(field.name for field in fields(cls))
             raise ValueError(f"not a request record ({error}); expected the keys {known}") from None
+
+
+def token_count(told: object) -> int | None:
+    """The number of tokens that a server or a file tells; None where it can be none."""
+    if isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= MOST_TOKENS:
+        return told
+    return None
+
+
+def _arrival(at: float, tokens: int, channel: Channel) -> Arrival:
+    return Arrival(at, tokens if 0 <= tokens <= MOST_TOKENS else 1, channel)

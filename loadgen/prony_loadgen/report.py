@@ -16,6 +16,7 @@ from plotly.offline import get_plotlyjs
 
 from prony_loadgen import plots, words
 from prony_loadgen.record import RequestRecord
+from prony_loadgen.server_plot import Lines, server_figure
 from prony_loadgen.summary import failed, value
 from prony_loadgen.words import count, ms, number, rate, seconds, share, stat
 
@@ -29,8 +30,11 @@ LOUD: Final = ("invalid", "warn")  # grades that stand above the numbers
 Row = dict[str, Any]
 
 
-def report_html(run: dict[str, Any], records: Sequence[RequestRecord]) -> str:
-    """The whole page. Its size has a bound: a long run's plots keep a stated part of its points."""
+def report_html(run: dict[str, Any], records: Sequence[RequestRecord], server: Lines = ()) -> str:
+    """The whole page. Its size has a bound: a long run's plots keep a stated part of its points.
+
+    `server` is what the run kept of the target's own metrics, where it did.
+    """
     window = _window(run)
     inside = [record for record in records if window[0] <= record.intended < window[1]]
     limits = words.limits(run)
@@ -54,7 +58,7 @@ def report_html(run: dict[str, Any], records: Sequence[RequestRecord]) -> str:
         "loud": [doubt for doubt in doubts if doubt["loud"]],
         "quiet": [doubt for doubt in doubts if not doubt["loud"]],
         "tiles": _tiles(run),
-        "objectives": [_objective(each) for each in run.get("objectives") or []],
+        "objectives": [_objective(each) for each in words.judged(run)],
         "latency": _latency_rows(run, words.FIRST_METRICS),
         "latency_more": _latency_rows(run, words.MORE_METRICS),
         "agreement": _agreement(run),
@@ -64,7 +68,8 @@ def report_html(run: dict[str, Any], records: Sequence[RequestRecord]) -> str:
             _distribution(metric, inside, limits.get(metric, []), figures)
             for metric in DISTRIBUTIONS
         ],
-        "timeline": _timeline(records, window, limits.get("ttft", []), figures),
+        "timeline": _timeline(run, records, window, limits.get("ttft", []), figures),
+        "server": _server(run, server, records, window, figures),
         "schedule": _schedule(run),
         "outcomes": _outcomes(run),
         "errors": (errors := _errors(inside)),
@@ -75,13 +80,13 @@ def report_html(run: dict[str, Any], records: Sequence[RequestRecord]) -> str:
         "reproduce": _reproduce(run),
         "css": Markup((PAGE / "page.css").read_text(encoding="utf-8")),
         "js": Markup((PAGE / "page.js").read_text(encoding="utf-8")),
-        "plotly": Markup(_in_script(get_plotlyjs())),
+        "plotly": Markup(in_script(get_plotlyjs())),
     }
-    page["figures"] = Markup(_in_script(json.dumps(figures, allow_nan=False)))
+    page["figures"] = Markup(in_script(json.dumps(figures, allow_nan=False)))
     return environment.get_template("page.html").render(page)
 
 
-def _in_script(text: str) -> str:
+def in_script(text: str) -> str:
     """Text that may stand in a <script>: neither its end nor a comment's start can occur in it."""
     if text.lstrip()[:1] in "{[":  # JSON knows this escape for every "<"
         return text.replace("<", "\\u003c")
@@ -89,7 +94,8 @@ def _in_script(text: str) -> str:
 
 
 def _window(run: dict[str, Any]) -> tuple[float, float]:
-    start, end = run.get("window") or (0.0, 0.0)
+    # The summary's is without the warm-up that was found in the run, or that an SLO asks for.
+    start, end = (run.get("summary") or {}).get("window") or run.get("window") or (0.0, 0.0)
     return float(start), float(end)
 
 
@@ -106,6 +112,11 @@ def _facts(run: dict[str, Any], window: tuple[float, float]) -> Row:
         ("scenario", f"{scenario.get('name') or words.UNKNOWN}, {words.load(run)}"),
         ("started", str(run.get("started_at") or words.UNKNOWN).replace("T", " ")[:19] + " UTC"),
         ("measured", words.measured(run)),
+    ]
+    shown += [
+        (name, told)
+        for name, told in (("cost", words.cost(run)), ("answers", words.quality(run)))
+        if told
     ]
     return {"shown": shown, "scenario": scenario.get("name"), "model": target.get("model")}
 
@@ -256,6 +267,7 @@ def _distribution(
 
 
 def _timeline(
+    run: dict[str, Any],
     records: Sequence[RequestRecord],
     window: tuple[float, float],
     limits: Sequence[plots.Limit],
@@ -272,12 +284,45 @@ def _timeline(
         f"{seconds(plots.rolling_width(span))} around each moment, and {words.NEVER} is where "
         f"failures put them. Shaded: outside the measurement window."
     )
+    if found := run.get("warmup_found"):
+        end = seconds(found["at"])
+        note += f" The warm-up was found in the run: it ends at {end}, by {found['by']}."
+    for doubt in run.get("doubts") or []:
+        if doubt["id"] == "not_steady":
+            note += f" Not steady after it: {doubt['numbers']['changed']}."
     if answered > plots.MOST_POINTS:
         note += (
             f" Points: the slowest 1,000 of {answered:,} and every k-th of the others, at most "
             f"{plots.MOST_POINTS:,}; lines and tables rest on all."
         )
     return {"id": "plot-timeline", "height": figure["layout"]["height"], "note": note}
+
+
+def _server(
+    run: dict[str, Any],
+    lines: Lines,
+    records: Sequence[RequestRecord],
+    window: tuple[float, float],
+    figures: dict[str, plots.Figure],
+) -> Row:
+    """The target's own view; shown as "not collected" only where it was asked for."""
+    asked = run.get("server_metrics")
+    if not asked:
+        return {"shown": False, "id": "", "height": 0, "note": ""}
+    span = max([window[1], *(record.ended for record in records)])
+    made = server_figure(lines, records, span)
+    if made is None:
+        why = asked.get("why") or "too few pages came"
+        return {"shown": True, "id": "", "height": 0, "note": f"Not collected: {why}."}
+    figure, missing = made
+    figures["plot-server"] = figure
+    note = (
+        f"What the server ({asked.get('engine')}) said of itself, asked once a second "
+        f"({count(number(asked.get('pages')))} pages, {count(number(asked.get('failed')))} failed),"
+        " beside the client. A gap between the two times is time outside the server."
+    )
+    height = figure["layout"]["height"]
+    return {"shown": True, "id": "plot-server", "height": height, "note": note + missing}
 
 
 def _schedule(run: dict[str, Any]) -> Row:

@@ -1,61 +1,82 @@
-"""One run, from an agreed plan to a judged folder: requests go in, run.json and records come out.
+"""One process's part of a run: requests go in, and records come out into a run folder or a message.
 
 A Session knows neither Locust nor greenlets. Whoever drives it submits requests, calls
 `take_records` whenever it was woken, and at the end `stop_sending`, waits, `close` and `judge`.
 """
 
 import gc
-import os
-import platform
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib.metadata import version
-from typing import Any
+from dataclasses import replace
 
-from prony_loadgen.account import Flow, Sending, account
+from prony_loadgen.calibration import kept
 from prony_loadgen.client import Client, ClientError, Request
-from prony_loadgen.folder import RunFolder
+from prony_loadgen.effort import Effort
+from prony_loadgen.ledger import Ending, Sink
+from prony_loadgen.live import Timeline
+from prony_loadgen.quality import inspected
 from prony_loadgen.record import RequestRecord
-from prony_loadgen.recorder import Recorder
 from prony_loadgen.settings import Settings
 
 # Handing requests over before zero lets the first ones be on time.
 HEAD_START = 0.3
+_SHOWN = 200  # characters of an error
 
 
 class Session:
-    """A run that goes on."""
+    """A run that goes on, in this process."""
 
-    def __init__(self, settings: Settings, wake: Callable[[], None]) -> None:
-        """`wake` is called in the client's thread whenever a record waits to be taken."""
+    def __init__(
+        self,
+        settings: Settings,
+        wake: Callable[[], None],
+        sink: Sink,
+        *,
+        origin: float | None = None,
+        timeline: Timeline | None = None,
+    ) -> None:
+        """`wake` is called in the client's thread whenever a record waits to be taken.
+
+        `origin` is the zero of the run's clock, on the monotonic one, where others share it.
+        """
         self.settings = settings
-        self.flow = Flow()
+        self.timeline = timeline or Timeline()
         self.interrupted = False
         self.stopped_early: str | None = None
-        self.failure: Exception | None = None  # ours: a full disk, a broken client
+        self._failure: Exception | None = None  # ours: a broken client
+        self._raised: list[str] = []  # what users' own code raised
+        self._sink = sink
         self._wake = wake
         self._arrived: deque[RequestRecord] = deque()
-        self._sendings: list[Sending] = []
+        self._asked: dict[str, Request] = {}  # those without a record, where answers are looked at
         self._stopped_at: float | None = None
-        self._started_at = datetime.now(UTC)
         # Whatever takes a while comes before the clock is set.
-        self.folder = RunFolder.create(settings.out, settings.name)
-        self._recorder = Recorder(self.folder.requests)
+        self._calibration = kept()
         self._quiet_process = _QuietProcess()
-        self._cpu, self._wall = time.process_time(), time.monotonic()
-        ahead = HEAD_START if settings.loop == "open" else 0.0
-        self.origin, self.origin_unix = time.monotonic() + ahead, time.time() + ahead
-        # A crash leaves this: no end, marked interrupted.
-        self.folder.write_run({**self._facts(), "interrupted": True})
-        self._client = Client(settings.target, origin=self.origin, on_record=self._on_record)
+        self._effort = Effort()
+        if origin is None:
+            origin = time.monotonic() + (HEAD_START if settings.loop == "open" else 0.0)
+        self.origin = origin
+        self.origin_unix = time.time() + origin - time.monotonic()
+        sink.begin(self.origin_unix)
+        self._client = Client(
+            settings.target,
+            origin=self.origin,
+            on_record=self._on_record,
+            worker=settings.shard.index,
+        )
         self._client.start()
 
     def now(self) -> float:
         """Seconds on the run's clock."""
         return time.monotonic() - self.origin
+
+    @property
+    def failure(self) -> Exception | None:
+        """What failed on our side, which ends the run: a broken client, a full disk."""
+        return self._failure or self._sink.failure
 
     @property
     def sending(self) -> bool:
@@ -78,12 +99,12 @@ class Session:
 
     def submit(self, request: Request) -> None:
         """Hands `request` to the client. A client that is broken ends the run."""
+        self._asked[request.id] = request
         try:
             self._client.submit(request)
         except ClientError as error:
-            self._fail(error)
-        if self.settings.metrics is not None:
-            self.settings.metrics.offered()
+            self.fail(error)
+        self.timeline.offered()
 
     def take_records(self) -> list[RequestRecord]:
         """The records since the last call, after they were written, counted and watched.
@@ -92,26 +113,21 @@ class Session:
         """
         records = []
         while self._arrived:
-            record = self._arrived.popleft()
+            record = self._inspected(self._arrived.popleft())
             records.append(record)
-            self.flow.add(record)
-            self._sendings.append(Sending.of(record))
-            self._write(record)
-            for observe in self.settings.observers:
-                observe(record)
-            if self.settings.metrics is not None:
-                self.settings.metrics.observe(record)
-            if self.sending and (reason := self.settings.judge.breached(record)):
+            self.timeline.add(record)
+            reason = self._sink.add(self._stored(record))
+            if self.sending and reason is not None:
                 self.stopped_early = reason
                 self.stop_sending()
+        if self.failure is not None:
+            self.stop_sending()
         return records
 
     def tick(self) -> None:
         """Once a second or so: what must also happen while no record comes."""
-        if self.settings.metrics is not None:
-            self.settings.metrics.in_flight(self.in_flight)
-        if self.failure is None:
-            self._guarded(self._recorder.flush_if_due)
+        second = self.timeline.tick(self.now(), self.in_flight)
+        self._sink.tick(self.in_flight, second.to_json())
 
     def stop_sending(self) -> None:
         """Ends the load: nothing more is sent, what is in flight goes on."""
@@ -120,82 +136,69 @@ class Session:
             self._client.cancel_unsent()
 
     def close(self) -> list[RequestRecord]:
-        """Ends what is in flight and writes run.json; returns the last records."""
+        """Ends what is in flight and closes the sink; returns the last records."""
         self.stop_sending()
         self._quiet_process.restore()
         try:
             self._client.close(0.0)
         except ClientError as error:
-            self._fail(error)
+            self.fail(error)
         records = self.take_records()
-        self._guarded(self._recorder.close)
-        cpu = (time.process_time() - self._cpu) / max(time.monotonic() - self._wall, 1e-9)
-        facts = self._facts()
-        facts["ended_at"] = _iso(datetime.now(UTC))
-        facts["client"] = {"cpu_share": round(cpu, 4), "seconds": round(self.now(), 3)}
-        facts["interrupted"] = self.interrupted or self.failure is not None
-        self.folder.write_run(facts)
+        self.tick()
+        client = {**self._effort.facts(), "seconds": round(self.now(), 3)}
+        client["calibration"] = None if self._calibration is None else self._calibration.summary()
+        if self._raised:
+            client["task_errors"] = {"count": len(self._raised), "first": self._raised[0]}
+        interrupted = self.interrupted or self.failure is not None
+        self._sink.close(Ending(self._window(), interrupted, self.stopped_early, client))
         return records
 
     def judge(self) -> int:
         """The exit code of the closed run. Raises what failed on our side: that is not judged."""
         if self.failure is not None:
             raise self.failure
-        return self.settings.judge.finish(self.folder)
+        return self._sink.judge()
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours failed, which ends the run."""
+        self._failure = self._failure or error
+        self.stop_sending()
+
+    def task_raised(self, error: BaseException) -> None:
+        """A user's own code broke: it does not ask what its locustfile says."""
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        self._raised.append(told if len(told) <= _SHOWN else f"{told[:_SHOWN]}...")
 
     def _on_record(self, record: RequestRecord) -> None:
         self._arrived.append(record)
         self._wake()
 
-    def _write(self, record: RequestRecord) -> None:
-        if self.failure is None:
-            self._guarded(lambda: self._recorder.add(record))
+    def _inspected(self, record: RequestRecord) -> RequestRecord:
+        """With what its answer shows; here, so that the client's thread has nothing to do with it.
 
-    def _guarded(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except OSError as error:
-            self._fail(error)
+        Its text stays for whoever asked, also where it is not stored.
+        """
+        request = self._asked.pop(record.id, None)
+        if request is None:
+            return record
+        return inspected(record, request.expect, natural=request.natural)
 
-    def _fail(self, error: Exception) -> None:
-        self.failure = self.failure or error
-        self.stop_sending()
+    def _stored(self, record: RequestRecord) -> RequestRecord:
+        if self.settings.form.keep_text or (record.text is None and record.reasoning is None):
+            return record
+        return replace(record, text=None, reasoning=None)
 
     def _window(self) -> tuple[float, float]:
         """When measuring began and ended, on the run's clock."""
-        stopped = self.now() if self._stopped_at is None else self._stopped_at
-        end = stopped if self.settings.ends is None else min(self.settings.ends, stopped)
-        start = min(self.settings.warmup, max(end, 0.0))
-        return start, max(end, start)
+        assert self._stopped_at is not None
+        return window(self.settings, self._stopped_at)
 
-    def _facts(self) -> dict[str, Any]:
-        settings = self.settings
-        window = self._window()
-        return {
-            "schema": 1,
-            "prony": version("prony"),
-            "run_id": settings.run_id,
-            "scenario": dict(settings.facts),
-            "target": {
-                "url": settings.target.url,
-                "model": settings.form.model,
-                "dialect": settings.form.dialect,
-            },
-            "seed": settings.seed,
-            "started_at": _iso(self._started_at),
-            "origin_unix": self.origin_unix,
-            "ended_at": None,
-            "interrupted": self.interrupted,
-            "stopped_early": self.stopped_early,
-            "loop": settings.loop,
-            "window": [round(edge, 6) for edge in window],
-            "schedule": account(
-                self._sendings, window, schedule=settings.schedule, planned=settings.plan.measured
-            ),
-            "host": _host(),
-            "versions": _versions(),
-            "client": {},
-        }
+
+def window(settings: Settings, stopped_at: float) -> tuple[float, float]:
+    """What was measured of a run that stopped sending at `stopped_at` on its clock."""
+    end = stopped_at if settings.ends is None else min(settings.ends, stopped_at)
+    start = min(settings.warmup, max(end, 0.0))
+    return start, max(end, start)
 
 
 class _QuietProcess:
@@ -212,23 +215,3 @@ class _QuietProcess:
     def restore(self) -> None:
         sys.setswitchinterval(self._interval)
         gc.unfreeze()
-
-
-def _iso(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _host() -> dict[str, Any]:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "system": f"{platform.system()} {platform.release()}",
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "usable_cpus": usable,
-        "load_average": [round(load, 2) for load in os.getloadavg()],
-    }
-
-
-def _versions() -> dict[str, str]:
-    packages = ("locust", "gevent", "httptools")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}

@@ -10,12 +10,18 @@ from typing import Any, Literal, Protocol
 
 from prony_loadgen.dispatch import Form
 from prony_loadgen.folder import RunFolder, refuse_used
-from prony_loadgen.plan import Plan, make_plan, schedule
+from prony_loadgen.live import Live
+from prony_loadgen.plan import Plan, make_plan
+from prony_loadgen.prompt_file import read_prompts
+from prony_loadgen.quality import BY_FINISH, BY_TEXT
 from prony_loadgen.record import RequestRecord
 from prony_loadgen.scenario import Scenario, Talk
-from prony_loadgen.strict_yaml import FileError
+from prony_loadgen.schedule import end_of, schedule, stages_of
+from prony_loadgen.strict_yaml import LONGEST, FileError
+from prony_loadgen.summary import Stage
 from prony_loadgen.target import Target
 from prony_loadgen.telemetry import LoadMetrics
+from prony_loadgen.token_count import BY_WORDS, TokenCount
 
 Observer = Callable[[RequestRecord], None]
 
@@ -28,12 +34,24 @@ class Judge(Protocol):
         """Seconds of warm-up that the SLO asks for where the scenario sets none."""
         ...
 
+    @property
+    def watching(self) -> bool:
+        """Whether `breached` can ever say anything, so that it must be shown each record."""
+        ...
+
     def plan(self, plan: Plan, window: tuple[float, float]) -> list[str]:
         """Lines on whether the SLO can be decided with `plan`; printed before load."""
         ...
 
     def breached(self, record: RequestRecord) -> str | None:
         """Takes each record; why the run should stop now, or None."""
+        ...
+
+    def so_far(self, seen: Live) -> list[dict[str, Any]]:
+        """What can be said of each objective while the run goes on, for people who watch.
+
+        Each has `id`, `promise`, `now` and `tone` ("pass", "breach" or "unknown").
+        """
         ...
 
     def finish(self, folder: RunFolder) -> int:
@@ -45,12 +63,16 @@ class NoJudge:
     """Where nothing is installed that judges: the run folder is written, the exit code is 0."""
 
     warmup: float | None = None
+    watching = False
 
     def plan(self, plan: Plan, window: tuple[float, float]) -> list[str]:
         return []
 
     def breached(self, record: RequestRecord) -> str | None:
         return None
+
+    def so_far(self, seen: Live) -> list[dict[str, Any]]:
+        return []
 
     def finish(self, folder: RunFolder) -> int:
         return 4 if folder.read_run()["interrupted"] else 0
@@ -70,6 +92,18 @@ def installed_judge(slo: Sequence[str], scenario_slo: str | None) -> Judge:
 
 
 @dataclass(frozen=True, slots=True)
+class Shard:
+    """One worker's part of a run: every `of`-th request, from number `index` on."""
+
+    index: int = 0
+    of: int = 1
+
+    def share(self, total: int) -> int:
+        """How many of `total` requests it makes."""
+        return len(range(self.index, total, self.of))
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that a run needs and that was checked before it."""
 
@@ -86,9 +120,15 @@ class Settings:
     drain: float  # how long to wait at the end for what is in flight
     schedule: Sequence[float] | None = None  # open loop: when each request is due
     ends: float | None = None  # when sending ends, where that is known before
+    stages: Sequence[Stage] = ()  # named parts of the schedule
+    tokens: TokenCount = BY_WORDS  # what words cost at the target
     out: Path | None = None
     observers: tuple[Observer, ...] = ()
     metrics: LoadMetrics | None = None
+    shard: Shard = Shard()
+    lost_worker: Literal["invalid", "warn"] = "invalid"  # how a run that lost one is graded
+    slo: tuple[str, ...] = ()  # as whoever asked named it, for run.json
+    command: str | None = None  # the command line, without its secrets
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
@@ -96,9 +136,14 @@ class Settings:
         """When measuring begins and ends, as far as that is known before."""
         return self.warmup, inf if self.ends is None else self.ends
 
+    @property
+    def quality(self) -> tuple[str, ...]:
+        """The shares of bad answers that are looked for, as SLO files call them."""
+        return BY_TEXT if self.form.quality or self.form.keep_text else BY_FINISH
+
     def lines(self) -> list[str]:
         """The plan for people, and whether it can decide the SLO."""
-        return [*self.plan.lines(), *self.judge.plan(self.plan, self.window)]
+        return [*self.target.notes, *self.plan.lines(), *self.judge.plan(self.plan, self.window)]
 
 
 def for_scenario(
@@ -109,23 +154,27 @@ def for_scenario(
     *,
     out: Path | None = None,
     limit: float | None = None,
+    tokens: TokenCount = BY_WORDS,
 ) -> Settings:
     """The settings of a run that a scenario drives.
 
-    `limit` is when something else (Locust's -t) will end it. Raises FileError for a prompts file
-    that is bad or does not fit the dialect, and for an `out` that holds a run.
+    `limit` is when something else (Locust's -t) will end it; `tokens` says what words cost at the
+    target (token_probe.py), so that made prompts are as long as was asked. Raises FileError for a
+    file that is bad or does not fit the dialect or the context, and for an `out` that holds a run.
     """
     if out is not None:
         refuse_used(out)
     warmup = _warmup(scenario, judge)
     timed = scenario.model_copy(update={"warmup": warmup})
-    plan = make_plan(timed, limit)
+    if scenario.checks is not None:
+        read_prompts(Path(scenario.checks), dialect=scenario.dialect)
+    plan = make_plan(timed, limit, tokens)
     common = Settings(
         name=scenario.name,
         facts=scenario.resolved(),
         scenario=timed,
         target=target,
-        form=_form(scenario, model, ignore_eos=scenario.output.mode == "forced"),
+        form=_form(scenario, target, model, ignore_eos=scenario.output.mode == "forced"),
         loop="closed",
         seed=scenario.seed,
         judge=judge,
@@ -133,11 +182,14 @@ def for_scenario(
         warmup=warmup,
         drain=_drain(scenario),
         out=out,
+        tokens=tokens,
     )
     if not scenario.arrivals.open_loop:
         return replace(common, ends=plan.seconds)
     due = schedule(timed, limit)
-    return replace(common, loop="open", schedule=due, ends=_end(timed, due, limit))
+    ends = end_of(timed, due, limit)
+    stages = stages_of(timed, ends)
+    return replace(common, loop="open", schedule=due, ends=ends, stages=stages)
 
 
 def for_tasks(
@@ -159,7 +211,7 @@ def for_tasks(
         facts={"name": name, **talk.resolved(), **facts},
         scenario=None,
         target=target,
-        form=_form(talk, model, ignore_eos=False),
+        form=_form(talk, target, model, ignore_eos=False),
         loop="closed",
         seed=talk.seed,
         judge=judge,
@@ -171,31 +223,28 @@ def for_tasks(
     )
 
 
-def _form(talk: Talk, model: str, *, ignore_eos: bool) -> Form:
+def _form(talk: Talk, target: Target, model: str, *, ignore_eos: bool) -> Form:
     return Form(
         dialect=talk.dialect,
         model=model,
         ignore_eos=ignore_eos,
         extra_body=talk.extra_body,
         keep_text=talk.keep_text,
+        left_out=target.left_out,
+        cancel_share=talk.cancel_share,
+        seed=talk.seed,
+        quality=not isinstance(talk, Scenario) or talk.quality,
     )
 
 
 def _warmup(talk: Talk, judge: Judge) -> float:
+    if talk.warmup == "auto":
+        return 0.0  # found when the run is judged
     own = judge.warmup if talk.warmup is None else talk.warmup
+    if own is not None and own > LONGEST:
+        raise FileError([f"the SLO's measure.warmup must be at most {LONGEST / 86400:g} days"])
     return own or 0.0
 
 
 def _drain(talk: Talk) -> float:
     return min(talk.timeouts.drain, talk.timeouts.total)
-
-
-def _end(scenario: Scenario, due: Sequence[float], limit: float | None) -> float:
-    """When the last request's turn is over: the end of what is measured."""
-    assert scenario.arrivals.rate is not None and scenario.warmup is not None
-    ends = [] if limit is None else [limit]
-    if scenario.duration is not None:
-        ends.append(scenario.warmup + scenario.duration)
-    if due and sum(at >= scenario.warmup for at in due) == scenario.requests:
-        ends.append(due[-1] + 1 / scenario.arrivals.rate)
-    return min(ends)

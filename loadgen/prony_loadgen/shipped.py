@@ -24,10 +24,17 @@ def find(folder: str, name: str) -> Path | None:
     None where there is neither; `names(folder)` lists what could have been meant.
     """
     path = Path(name)
-    if path.suffix in {".yaml", ".yml"} or path.is_file():
-        return path if path.is_file() else None
+    if path.suffix in {".yaml", ".yml"} or _is_file(path):
+        return path if _is_file(path) else None
     candidate = shipped(folder) / f"{name}.yaml"
-    return candidate if candidate.is_file() else None
+    return candidate if _is_file(candidate) else None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # too long a name, a folder that nobody may enter
+        return False
 
 
 def names(folder: str) -> list[str]:

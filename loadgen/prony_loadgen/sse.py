@@ -29,6 +29,17 @@ class EventStream:
         self._name = ""
         self._data: list[bytes] = []
 
+    @property
+    def between_events(self) -> bool:
+        """Whether the next byte starts an event: nothing before it can change what it means."""
+        return not (
+            self._partial or self._data or self._name or self._after_cr or self._head is not None
+        )
+
+    @property
+    def untouched(self) -> bool:
+        return self._head == b""
+
     def feed(self, chunk: bytes) -> list[Event]:
         if self._head is not None:
             chunk = self._head + chunk

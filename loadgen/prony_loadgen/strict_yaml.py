@@ -14,13 +14,16 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import pydantic
 import yaml
-from pydantic import BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, ValidationInfo, WithJsonSchema
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 Loc = tuple[int | str, ...]
 
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-zµ]+)\s*")
+# What nobody means, but for a slip of the keyboard.
+MOST_TOKENS = 10_000_000  # of one prompt or output
+LONGEST = 7 * 86400.0  # seconds that anything may last
 _RATIO = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|pp)\s*")
 
 
@@ -73,9 +76,23 @@ def _no_bool(value: object) -> object:
     return value
 
 
-_DURATION_SCHEMA = {"type": "string", "pattern": r"^\d*\.?\d+ ?(us|ms|s|m|min|h)$"}
+# The context to validate a model's own dump by: its durations are plain seconds.
+AS_DUMPED = {"durations": "seconds"}
+
+
+def to_seconds(value: object, info: ValidationInfo) -> float:
+    """What a Duration is read as. Raises ValueError."""
+    if info.context is AS_DUMPED and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    seconds = parse_duration(value)
+    if seconds > LONGEST:
+        raise ValueError(f"must be at most {LONGEST / 86400:g} days, got {value!r}")
+    return seconds
+
+
+DURATION_SCHEMA = {"type": "string", "pattern": r"^\d*\.?\d+ ?(us|ms|s|m|min|h)$"}
 Duration = Annotated[
-    float, BeforeValidator(parse_duration), WithJsonSchema(_DURATION_SCHEMA, mode="validation")
+    float, BeforeValidator(to_seconds), WithJsonSchema(DURATION_SCHEMA, mode="validation")
 ]
 Ratio = Annotated[
     float, BeforeValidator(parse_ratio), WithJsonSchema({"type": ["number", "string"]})
@@ -129,8 +146,10 @@ def loads(
     try:
         validated = model.model_validate(data)
     except pydantic.ValidationError as error:
+        of_file = _errors_of(model, _read(text, name)[1]) if overrides else set()
         for one in error.errors():
-            errors.append(_describe(one, name, root, model, overrides))
+            alone = (one["loc"], one["msg"]) in of_file
+            errors.append(_describe(one, name, root, model, overrides, alone))
         validated = None
     if errors or validated is None:
         raise FileError(_unique(errors))
@@ -168,6 +187,8 @@ def _read(text: str, name: str) -> tuple[yaml.Node, dict[str, Any]]:
     except (yaml.YAMLError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise FileError([f"{name}: not valid YAML: {reason}"]) from None
+    except RecursionError:
+        raise FileError([f"{name}: nested too deeply"]) from None
     if root is None or data is None:
         raise FileError([f"{name}: the file is empty"])
     if not isinstance(data, dict):
@@ -195,25 +216,40 @@ def _repeated(root: yaml.Node) -> Iterator[tuple[str, int]]:
                 todo.append(value)
 
 
+def _errors_of(model: type[pydantic.BaseModel], data: dict[str, Any]) -> set[tuple[Loc, str]]:
+    try:
+        model.model_validate(data)
+    except pydantic.ValidationError as error:
+        return {(one["loc"], one["msg"]) for one in error.errors()}
+    return set()
+
+
 def _describe(
     error: Any,
     name: str,
     root: yaml.Node,
     model: type[pydantic.BaseModel],
     overrides: tuple[Override, ...],
+    alone: bool,
 ) -> str:
-    loc: Loc = error["loc"]
-    return f"{_place(loc, name, root, overrides)}: {_problem(error, model)}"
+    """The line of an error; `alone`: the file has it without the overrides too."""
+    return f"{_place(error['loc'], name, root, overrides, alone)}: {_problem(error, model)}"
 
 
-def _place(loc: Loc, name: str, root: yaml.Node, overrides: tuple[Override, ...]) -> str:
-    """ "chat.yaml:7: arrivals.rate", or the option that brought the value."""
+def _place(
+    loc: Loc, name: str, root: yaml.Node, overrides: tuple[Override, ...], alone: bool
+) -> str:
+    """ "chat.yaml:7: arrivals.rate", or the options that brought the value."""
     line, path = _resolve(root, loc)
     by_option = [o for o in overrides if loc[: len(o.path)] == o.path]
     if by_option:
         option = by_option[-1]
         rest = "".join(f".{key}" for key in loc[len(option.path) :])
         return f"{option.option}{rest}"
+    # What only came with the options is about several keys, or about a mapping that they made.
+    below = [o.option for o in overrides if o.path[: len(loc)] == loc]
+    if below and not alone:
+        return " with ".join(dict.fromkeys(below)) + (f": {path}" if path else "")
     return f"{name}:{line}: {path}" if path else f"{name}:{line}"
 
 
@@ -309,5 +345,5 @@ def read_value(text: str) -> object:
     """What YAML reads from the text of an option: "5" is 5, "{a: 1}" a mapping, else the text."""
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text

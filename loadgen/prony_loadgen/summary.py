@@ -10,19 +10,29 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from prony_loadgen.quality import shares
 from prony_loadgen.record import RequestRecord
 
 METRICS = ("ttft", "ttft_from_send", "ttfo", "e2e", "tpot", "max_gap", "send_lag")
 # What a request that was cut by the end of the run has already shown.
 KNOWN_OF_INCOMPLETE = frozenset({"ttft", "ttft_from_send", "ttfo", "send_lag"})
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+CHECK_CLASS = "check-"  # the start of the classes of what checks.py asks
 STALL = 0.2  # seconds; a longer gap between two arrivals of a request is a stall
 
 Samples = list[tuple[float, float]]  # (seconds, weight)
+
+
+class Stage(NamedTuple):
+    """A part of the run's schedule with a name, in seconds on the run's clock."""
+
+    name: str
+    start: float
+    end: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,9 @@ class Measured:
     stopped_early: str | None = None
     scenario: str | None = None
     gauges: Mapping[str, float] | None = None  # means over the window, "gpu_utilization" among them
+    stages: tuple[Stage, ...] = ()
+    origin_unix: float | None = None  # Unix time of the run's second 0
+    quality: frozenset[str] = frozenset()  # "truncated_share", ...: what records were looked at for
 
     @property
     def seconds(self) -> float:
@@ -81,12 +94,20 @@ def measured(
         stopped_early=stopped_early,
         scenario=run.get("scenario", {}).get("name"),
         gauges=run.get("gauges"),
+        stages=tuple(Stage(str(n), float(a), float(b)) for n, a, b in run.get("stages") or ()),
+        origin_unix=run.get("origin_unix"),
+        quality=frozenset(run.get("quality") or ()),
     )
 
 
 def is_empty(record: RequestRecord) -> bool:
     """Whether it finished without any output: ok, counted, and out of every latency."""
     return record.ok and (not record.arrivals or "empty" in record.flags)
+
+
+def is_check(record: RequestRecord) -> bool:
+    """Whether it was asked before or after the load to see if the answers are right."""
+    return record.cls.startswith(CHECK_CLASS)
 
 
 def failed(record: RequestRecord) -> bool:
@@ -221,6 +242,9 @@ def _summary_of(measured: Measured) -> dict[str, Any]:
         "rates": _rates(measured),
         "tokens": _tokens(records),
         "stalls": _stalls(records),
+        "quality": shares(records, [r for r in measured.outside if is_check(r)]),
+        "client_lag": _client_lag(records),
+        "model_loads": _model_loads(records),
         "outcomes": _sorted_counts(r.outcome for r in records),
         "errors": _errors(records),
         "finish_reasons": _sorted_counts(r.finish_reason for r in records if r.finish_reason),
@@ -279,6 +303,19 @@ def _asked_and_got(pairs: Iterable[tuple[int | None, int | None]]) -> dict[str, 
         "compared_asked": sum(a for a, _ in both) if both else None,
         "compared_got": sum(g for _, g in both) if both else None,
     }
+
+
+def _client_lag(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """How long answers waited for our own client, where the kernel said when they came."""
+    lags = [r.client_lag for r in records if r.client_lag is not None]
+    answered = sum(bool(r.arrivals) for r in records)
+    return {**_statistics(lags), "without_kernel_times": max(0, answered - len(lags))}
+
+
+def _model_loads(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Requests for which the server says that it loaded its model first; out of their TTFT."""
+    took = [r.model_load for r in records if r.model_load]
+    return {"requests": len(took), "longest_s": json_number(max(took, default=None))}
 
 
 def _stalls(records: Sequence[RequestRecord]) -> dict[str, Any]:

@@ -1,11 +1,29 @@
 """Where to send requests and how: a URL as people type it goes in, a Target comes out."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
 
-ENDPOINTS = ("/chat/completions", "/completions", "/models")
+from prony_loadgen.proxy import Proxy, ProxyError, parse_proxy, proxy_for
+from prony_loadgen.tls import TlsOptions
+
+# What people paste although only what stands before it is asked for.
+ENDPOINTS = (
+    "/chat/completions",
+    "/completions",
+    "/models",
+    "/responses",
+    "/messages",
+    "/api/chat",
+    "/api/generate",
+    "/api/tags",
+    "/generate_stream",
+    "/generate",
+)
+# Every request has these from us; a second one would tell the server otherwise.
+OUR_HEADERS = frozenset({"content-length", "transfer-encoding", "traceparent"})
+EXPECTED = "http://HOST:PORT, https://HOST or unix:///PATH"
 
 
 class TargetError(ValueError):
@@ -14,16 +32,20 @@ class TargetError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Limits in seconds, each counted from when we set out to send the request."""
+    """Limits in seconds, each counted from when we set out to send the request.
+
+    `between_tokens` counts from one token to the next.
+    """
 
     connect: float = 5.0
     first_token: float | None = None
     total: float = 300.0
+    between_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An OpenAI-compatible server."""
+    """A server that speaks one of the dialects."""
 
     url: str  # the base URL as the user named it, without a trailing slash
     host: str  # an IPv6 address without its brackets
@@ -32,6 +54,19 @@ class Target:
     # Secrets are among them: never printed, never written to a file.
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     timeouts: Timeouts = Timeouts()
+    tls: TlsOptions | None = None  # None: plain HTTP
+    proxy: Proxy | None = None
+    unix: str | None = None  # the path of a Unix socket, in place of host and port
+    given_path: str = ""  # the path of the URL as the user named it
+    api_key: str | None = field(default=None, repr=False)
+    # What the probe found out.
+    left_out: tuple[str, ...] = ()  # fields of a body that the server refuses
+    context: int | None = None  # tokens of a prompt and its answer together, where it tells
+    notes: tuple[str, ...] = ()  # lines for people, printed before load
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls is None else "https"
 
     @property
     def authority(self) -> str:
@@ -39,9 +74,34 @@ class Target:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
-    def endpoint(self, path: str) -> str:
-        """The full URL of a path below the base, for people to read."""
-        return f"http://{self.authority}{self.base_path}{path}"
+    @property
+    def host_header(self) -> str:
+        """The value of the header Host."""
+        if self.unix is not None:
+            return "localhost"
+        return self.authority.removesuffix(":80" if self.tls is None else ":443")
+
+    def route(self) -> str:
+        """How it is reached, for people: "directly", or what stands in between."""
+        ways = [] if self.proxy is None else [f"through the proxy {self.proxy.url}"]
+        if self.tls is not None and self.tls.insecure:
+            ways.append("without checking its certificate")
+        return ", ".join(ways) or "directly"
+
+    def path(self, path: str, *, versioned: bool = True) -> str:
+        """The full path of one that lies below the API's version, or beside it."""
+        if versioned:
+            return f"{self.base_path}{path}"
+        base = re.sub(r"/v\d+\w*$", "", self.base_path)
+        # Ollama's users name its /api, which its paths begin with.
+        return f"{base.removesuffix('/api')}{path}"
+
+    def endpoint(self, path: str, *, versioned: bool = True) -> str:
+        """The full URL of such a path, for people to read."""
+        full = self.path(path, versioned=versioned)
+        if self.unix is not None:
+            return f"unix://{self.unix} {full}"
+        return f"{self.scheme}://{self.authority}{full}"
 
 
 def parse_target(
@@ -50,10 +110,14 @@ def parse_target(
     headers: Iterable[tuple[str, str]] = (),
     api_key: str | None = None,
     timeouts: Timeouts = Timeouts(),
+    tls: TlsOptions | None = None,
+    proxy: str | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Target:
     """The target that `url` names: host:port, a base URL with or without /v1, or a full endpoint.
 
     Where the URL names no API version, /v1 is assumed; probe() looks whether the server agrees.
+    `proxy` is one that is to be used whatever the target is; else `environ` names one, or not.
     """
     text = url.strip()
     if not text:
@@ -61,23 +125,46 @@ def parse_target(
     if "://" not in text:
         text = f"http://{text}"
     scheme = text.split("://", 1)[0].lower()
-    if scheme == "https":
-        raise TargetError(f"TLS is not supported yet: {_shown(url)}; use an http:// address")
-    if scheme != "http":
-        raise TargetError(f"{_shown(url)}: unknown scheme {scheme!r}; expected http://HOST:PORT")
-    host, port, path = _split(text, url)
+    common = {"headers": _checked_headers(headers, api_key), "api_key": api_key}
+    if scheme == "unix":
+        path = text.split("://", 1)[1]
+        if not path.startswith("/") or path.endswith("/") or "\0" in path:
+            raise TargetError(f"{_shown(url)}: expected the path of a socket, as unix:///run/llm")
+        return Target(
+            url=f"unix://{path}",
+            host="localhost",
+            port=80,
+            base_path="/v1",
+            timeouts=timeouts,
+            unix=path,
+            **common,  # type: ignore[arg-type]
+        )
+    if scheme not in ("http", "https"):
+        raise TargetError(f"{_shown(url)}: unknown scheme {scheme!r}; expected {EXPECTED}")
+    host, port, path = _split(text, url, 443 if scheme == "https" else 80)
     given = _without_endpoint(path)
+    try:
+        through = (
+            proxy_for(scheme, host, port, environ or {})
+            if proxy is None
+            else parse_proxy(proxy, "--proxy")
+        )
+    except ProxyError as error:
+        raise TargetError(str(error)) from None
     return Target(
-        url=f"http://{urlsplit(text).netloc}{given}",
+        url=f"{scheme}://{urlsplit(text).netloc}{given}",
         host=host,
         port=port,
         base_path=given if given != path.rstrip("/") or _versioned(given) else f"{given}/v1",
-        headers=_checked_headers(headers, api_key),
         timeouts=timeouts,
+        tls=(tls or TlsOptions()) if scheme == "https" else None,
+        proxy=through,
+        given_path=given,
+        **common,  # type: ignore[arg-type]
     )
 
 
-def _split(text: str, url: str) -> tuple[str, int, str]:
+def _split(text: str, url: str, default_port: int) -> tuple[str, int, str]:
     if re.match(r"\w+://[^/@\[]*:[^/@\[]*:[^/@\[]*(/|$)", text):
         raise TargetError(f"{_shown(url)}: an IPv6 address goes in brackets: http://[::1]:8000")
     try:
@@ -96,7 +183,7 @@ def _split(text: str, url: str) -> tuple[str, int, str]:
         raise TargetError(f"{_shown(url)}: no host in it; expected http://HOST:PORT")
     if port == 0:
         raise TargetError(f"{_shown(url)}: port 0 cannot be connected to; expected 1..65535")
-    return host, port or 80, quote(parts.path, safe="/%:@!$&'()*+,;=~")
+    return host, port or default_port, quote(parts.path, safe="/%:@!$&'()*+,;=~")
 
 
 def _without_endpoint(path: str) -> str:
@@ -123,6 +210,8 @@ def _checked_headers(
     for name, value in headers:
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
             raise TargetError(f"header name {name!r} is not valid; expected 'Name: value'")
+        if name.lower() in OUR_HEADERS:
+            raise TargetError(f"header {name}: Prony sets it itself; leave it out")
         checked.append((name, _header_value(value, f"header {name}")))
     if api_key and not any(name.lower() == "authorization" for name, _ in checked):
         checked.append(("Authorization", f"Bearer {_header_value(api_key, 'the API key')}"))

@@ -1,11 +1,20 @@
-"""The load generator's metrics: finished records in, Prometheus series out.
+"""The load generator's metrics: a run's timeline in, Prometheus series out.
 
 Names and meanings are in docs/metrics.md. Imports neither Locust nor torch.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Iterator
 
-from prony_loadgen.record import RequestRecord
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from prony_loadgen.live import Timeline
 
 LABEL = "run_id"
 
@@ -26,72 +35,67 @@ TOKEN_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1
 LAG_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
 
 
-class LoadMetrics:
-    """The series of one run, all labelled with its `run_id`."""
+class LoadMetrics(Collector):
+    """The series of one run, all labelled with its `run_id`.
+
+    A histogram's buckets are read off a sketch, so their edges are off by up to 2 %.
+    """
 
     def __init__(self, registry: CollectorRegistry, run_id: str) -> None:
         self.run_id = run_id
+        self._timeline = Timeline()
+        registry.register(self)
 
-        def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-            made = Histogram(name, help, [LABEL], registry=registry, buckets=buckets)
-            return made.labels(run_id)
+    def watch(self, timeline: Timeline, run_id: str) -> None:
+        """From now on the series are those of this run."""
+        timeline.gaps = True
+        self._timeline, self.run_id = timeline, run_id
 
-        self._ttft = histogram(
-            TIME_TO_FIRST_TOKEN,
-            "First generated token, from the moment the schedule intended the request",
-            SECONDS,
+    def collect(self) -> Iterator[Metric]:
+        """Called for each scrape."""
+        seen, run = self._timeline.total(), [self.run_id]
+        for name, help, metric, edges in HISTOGRAMS:
+            sketch = seen.sketches[metric]
+            histogram = HistogramMetricFamily(name, help, labels=[LABEL])
+            counts = zip(edges, sketch.up_to(edges), strict=True)
+            buckets = [(repr(float(edge)), float(count)) for edge, count in counts]
+            histogram.add_metric(run, [*buckets, ("+Inf", float(sketch.count))], sketch.total)
+            yield histogram
+        requests = CounterMetricFamily(
+            REQUESTS, "Finished requests", labels=[LABEL, "outcome", "class"]
         )
-        self._tpot = histogram(
-            TIME_PER_OUTPUT_TOKEN, "Time per output token after the first", TOKEN_SECONDS
+        for (outcome, cls), number in sorted(seen.outcomes.items()):
+            requests.add_metric([self.run_id, outcome, cls], number)
+        yield requests
+        tokens = CounterMetricFamily(OUTPUT_TOKENS, "Tokens received", labels=[LABEL])
+        tokens.add_metric(run, seen.tokens)
+        yield tokens
+        offered = CounterMetricFamily(
+            OFFERED, "Requests that the schedule or the users asked for", labels=[LABEL]
         )
-        self._e2e = histogram(
-            REQUEST_DURATION, "Last generated token, from the intended moment", SECONDS
+        offered.add_metric(run, seen.offered)
+        yield offered
+        in_flight = GaugeMetricFamily(
+            REQUESTS_IN_FLIGHT, "Requests not yet answered", labels=[LABEL]
         )
-        self._itl = histogram(
-            INTER_TOKEN_LATENCY,
-            "Gaps between tokens: a chunk of k tokens after a gap g is k samples of g/k",
-            TOKEN_SECONDS,
-        )
-        self._lag = histogram(SEND_LAG, "How late the load generator itself sent", LAG_SECONDS)
-        self._requests = Counter(
-            REQUESTS,
-            "Finished requests",
-            [LABEL, "outcome", "class"],
-            registry=registry,
-        )
-        self._tokens = Counter(OUTPUT_TOKENS, "Tokens received", [LABEL], registry=registry).labels(
-            run_id
-        )
-        self._offered = Counter(
-            OFFERED, "Requests that the schedule or the users asked for", [LABEL], registry=registry
-        ).labels(run_id)
-        self._in_flight = Gauge(
-            REQUESTS_IN_FLIGHT, "Requests not yet answered", [LABEL], registry=registry
-        ).labels(run_id)
+        in_flight.add_metric(run, self._timeline.in_flight)
+        yield in_flight
 
-    def observe(self, record: RequestRecord) -> None:
-        """Counts a finished request: some 20 µs, and 2 µs a token."""
-        self._requests.labels(self.run_id, record.outcome, record.cls).inc()
-        if record.output_tokens is not None:
-            self._tokens.inc(record.output_tokens)
-        if record.send_lag is not None:
-            self._lag.observe(record.send_lag)
-        if not record.ok:
-            return
-        for histogram, seconds in (
-            (self._ttft, record.ttft),
-            (self._tpot, record.tpot),
-            (self._e2e, record.e2e),
-        ):
-            if seconds is not None:
-                histogram.observe(seconds)
-        for seconds, weight in record.itl:
-            for _ in range(round(weight)):
-                self._itl.observe(seconds)
 
-    def offered(self) -> None:
-        """One more request was handed to the client."""
-        self._offered.inc()
-
-    def in_flight(self, requests: int) -> None:
-        self._in_flight.set(requests)
+HISTOGRAMS = (
+    (
+        TIME_TO_FIRST_TOKEN,
+        "First generated token, from the moment the schedule intended the request",
+        "ttft",
+        SECONDS,
+    ),
+    (TIME_PER_OUTPUT_TOKEN, "Time per output token after the first", "tpot", TOKEN_SECONDS),
+    (REQUEST_DURATION, "Last generated token, from the intended moment", "e2e", SECONDS),
+    (
+        INTER_TOKEN_LATENCY,
+        "Gaps between tokens: a chunk of k tokens after a gap g is k samples of g/k",
+        "itl",
+        TOKEN_SECONDS,
+    ),
+    (SEND_LAG, "How late the load generator itself sent", "send_lag", LAG_SECONDS),
+)

@@ -47,7 +47,7 @@ def summary_markdown(run: dict[str, Any]) -> str:
     lines += [f"- {name}: {_escaped(found)}" for name, found in _facts(run)]
     if run.get("loop") == "closed":
         lines += ["", f"> {words.CLOSED_LOOP}"]
-    objectives = [words.objective(each) for each in run.get("objectives") or []]
+    objectives = [words.objective(each) for each in words.judged(run)]
     if objectives:
         lines += ["", "| verdict | objective | finding |", "| --- | --- | --- |"]
         lines += [
@@ -86,7 +86,7 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _objectives(run: dict[str, Any]) -> Iterator[RenderableType]:
-    objectives = run.get("objectives") or []
+    objectives = words.judged(run)
     if not objectives:
         return
     table = _grid()
@@ -138,6 +138,10 @@ def _account(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     )
     if good := words.goodput(run):
         yield "goodput", good
+    if spent := words.cost(run):
+        yield "cost", spent
+    if told := words.quality(run):
+        yield "quality", told
     attempts, failures = words.attempts(run), words.failures(run)
     text = f"{count(failures)} of {words.counted(attempts, 'attempt')}"
     if attempts:

@@ -33,6 +33,14 @@ METRICS: Final = {
 FIRST_METRICS: Final = ("ttft", "tpot", "e2e", "itl")
 MORE_METRICS: Final = ("ttfo", "ttft_from_send", "max_gap", "send_lag")
 
+SHAPES: Final = {
+    "ramp": "ramp",
+    "steps": "steps",
+    "stages": "stages",
+    "spike": "with a spike",
+    "on_off": "on and off",
+}
+
 UNKNOWN: Final = "–"  # not measured: never shown as 0
 NEVER: Final = "never"  # infinity: so many attempts failed that this percentile has no end
 
@@ -111,7 +119,7 @@ def seconds(value: float | None) -> str:
 def verdict(run: dict[str, Any]) -> tuple[str, str]:
     """The verdict's word and one sentence on what it rests on."""
     word, meaning = VERDICTS.get(str(run.get("verdict")), NOT_JUDGED)
-    binding = [each for each in run.get("objectives") or [] if counts(each)]
+    binding = [each for each in judged(run) if counts(each)]
     total = len(binding)
     same = sum(1 for each in binding if each.get("verdict") == run.get("verdict"))
     if word == "PASS" and total:
@@ -125,6 +133,11 @@ def verdict(run: dict[str, Any]) -> tuple[str, str]:
     elif run.get("stopped_early"):
         meaning += f"; stopped early: {run['stopped_early']}"
     return word, meaning
+
+
+def judged(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """Everything that was judged: objectives, and the checks against a baseline."""
+    return [*(run.get("objectives") or []), *(run.get("regression") or [])]
 
 
 def counts(objective: dict[str, Any]) -> bool:
@@ -188,6 +201,35 @@ def goodput(run: dict[str, Any]) -> str | None:
     return f"{rate(per_second)} requests/s, {share(of_all)} of attempts"
 
 
+def cost(run: dict[str, Any]) -> str | None:
+    """What the load cost: "0.84 USD per 1,000 requests, 5.1 USD per million good tokens"."""
+    found = (run.get("summary") or {}).get("cost") or {}
+    currency = found.get("currency") or ""
+    parts = [
+        f"{rate(each)} {currency} per {what}"
+        for name, what in (("per_1000_requests", "1,000 requests"),
+                           ("per_million_good_tokens", "million good tokens"))
+        if (each := number(found.get(name))) is not None
+    ]  # fmt: skip
+    return ", ".join(parts) or None
+
+
+def quality(run: dict[str, Any]) -> str | None:
+    """What the answers showed, where there is anything to say."""
+    found = (run.get("summary") or {}).get("quality") or {}
+    names = (("truncated_share", "cut short"), ("repetition_share", "repeat themselves"))
+    parts = [f"{share(each)} {what}" for name, what in names if (each := number(found.get(name)))]
+    missed, of = number(found.get("mismatch_share")), number(found.get("expected_requests"))
+    if missed is not None:
+        parts.append(f"{share(missed)} of {counted(of, 'checked answer')} not as expected")
+    checks = run.get("checks") or {}
+    if checks:
+        before, after = checks["before"]["mismatch"], checks["after"]["mismatch"]
+        parts.append(f"checks not met: {before} before the load, {after} after it")
+        parts.append(f"{checks['changed']} read otherwise after it")
+    return "; ".join(parts) or None
+
+
 def shown(run: dict[str, Any], metric: str) -> list[str]:
     """Which rows of a metric say something: successes apart only where they differ from all."""
     figures = (run.get("summary") or {}).get(metric) or {}
@@ -203,9 +245,15 @@ def load(run: dict[str, Any]) -> str:
     if run.get("loop") == "closed":
         users = arrivals.get("users")
         return f"closed loop, {users} users" if users else "closed loop"
-    process = arrivals.get("process") or "open loop"
+    process = str(arrivals.get("process") or "open loop")
+    trace = arrivals.get("trace") or {}
+    if trace:
+        speed = number(trace.get("speed_up")) or 1
+        return f"{trace.get('format')} trace" + (f" at {speed:g}x" if speed != 1 else "")
+    shape = next((key for key in SHAPES if arrivals.get(key)), None)
     asked = number(arrivals.get("rate"))
-    return str(process) if asked is None else f"{process} {rate(asked)}/s"
+    at = "" if asked is None else f" {rate(asked)}/s"
+    return f"{process}{at}" + (f", {SHAPES[shape]}" if shape else "")
 
 
 def measured(run: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ from prony_server.routes import Backend, Service
 from prony_server.streams import Bridge
 from prony_server.telemetry import EngineCollector, ServerMetrics, register_gpus
 from prony_server.tokenizer import Tokenizer
+from prony_server.trace_ring import TraceRing
 
 if TYPE_CHECKING:
     from prony_server.engine import Engine
@@ -65,14 +66,18 @@ async def serve(
     registry: CollectorRegistry,
     tracer: Tracer | None,
     ready: Callable[[str], None] | None = None,
+    traces: TraceRing | None = None,
 ) -> int:
     """Serves until SIGTERM or SIGINT; `ready` is told the URL once requests are taken.
 
-    Raises ServeError where it cannot start. Must run in the main thread, where signals arrive.
+    With `traces`, which the tracer's spans must reach, /debug/traces shows the slowest. Raises
+    ServeError where it cannot start. Must run in the main thread, where signals arrive.
     """
     stop = Stop()
     with _signals(stop):
-        return await run(config, registry=registry, tracer=tracer, ready=ready, stop=stop)
+        return await run(
+            config, registry=registry, tracer=tracer, ready=ready, stop=stop, traces=traces
+        )
 
 
 async def run(
@@ -82,6 +87,7 @@ async def run(
     tracer: Tracer | None,
     ready: Callable[[str], None] | None,
     stop: Stop,
+    traces: TraceRing | None = None,
 ) -> int:
     """`serve` for any thread: `stop` takes the signals' place."""
     service = Service(
@@ -91,6 +97,7 @@ async def run(
         metrics=ServerMetrics(registry, config.name),
         tracer=tracer or NoOpTracer(),
         write_timeout=config.write_timeout,
+        traces=traces,
     )
     ProcessCollector(registry=registry)
     runner = web.AppRunner(
@@ -153,8 +160,10 @@ def _load(config: ServeConfig, metrics: ServerMetrics, bridge: Bridge) -> Backen
     except ImportError as error:
         remedy = "pip install 'prony[server]'"
         raise ServeError(f"serving needs torch and transformers ({error}); {remedy}") from None
-    if config.torch_threads is not None:
-        torch.set_num_threads(config.torch_threads)
+    # The tiny model's products are too small to share: its threads would only wait for each other.
+    threads = config.torch_threads or (1 if config.model == "tiny" else None)
+    if threads is not None:
+        torch.set_num_threads(threads)
 
     warm = False
 

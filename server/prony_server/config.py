@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+MOST_THREADS = 1024
+
 
 class ConfigError(ValueError):
     """A setting that cannot work; names the setting, its value and what was expected."""
@@ -49,6 +51,16 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("model must be 'tiny', a folder or a hub name, got an empty string")
+        try:
+            Path(self.model).expanduser().is_dir()
+        except (OSError, RuntimeError) as error:  # too long a name, a home that nobody has
+            raise ConfigError(f"model {self.model:.60}: {error.args[-1]}") from None
+        if self.served_model_name is not None and not self.served_model_name.strip():
+            raise ConfigError("served_model_name must not be empty")
+        if self.torch_threads is not None and self.torch_threads > MOST_THREADS:
+            raise ConfigError(
+                f"torch_threads must be at most {MOST_THREADS}, got {self.torch_threads}"
+            )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must lie in 0..65535, got {self.port}")
         for name in (

@@ -138,9 +138,10 @@ class Engine:
         """From any thread. Raises RequestTooLong, ValueError (a bad prompt), or EngineStopped."""
         tokens = list(prompt)
         self._check(tokens, params)
-        seed = params.seed
         # Without a seed too: a request has its own generator, in whatever batch it runs.
-        rng = random.Random(random.SystemRandom().getrandbits(64) if seed is None else seed)
+        seed = random.SystemRandom().getrandbits(64) if params.seed is None else params.seed
+        # Random takes -1 as 1; as 64 bits they differ.
+        rng = random.Random(seed % 2**64)
         with self._changed:
             if self.failed is not None:
                 raise EngineStopped(f"the engine has failed: {self.failed!r}") from self.failed

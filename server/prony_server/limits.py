@@ -14,6 +14,7 @@ CPU_MAX_NUM_SEQS, GPU_MAX_NUM_SEQS = 32, 256
 # A step's prompt tokens hold up every decode of that step.
 CPU_MAX_BATCHED_TOKENS, GPU_MAX_BATCHED_TOKENS = 512, 2048
 CPU_KV_SHARE, CPU_KV_MOST = 0.25, 4 * GIB
+TABLE_ENTRY, ROW = 4, 64  # bytes of a block's number, and of what else a sequence's row costs
 GPU_KV_SHARE = 0.85  # the rest is for activations and the allocator's fragments
 
 
@@ -89,6 +90,7 @@ def resolve(
         blocks = min(useful, most // block_bytes)
         if blocks < 1:
             raise ValueError(f"no memory for the KV cache: {free_memory / GIB:.1f} GiB are free")
+    _refuse_beyond_memory(blocks, block_bytes, seqs, max_model_len, config, free_memory)
     return Limits(
         max_model_len,
         seqs,
@@ -98,6 +100,29 @@ def resolve(
         blocks * block_bytes,
         config.batching,
     )
+
+
+def _refuse_beyond_memory(
+    blocks: int,
+    block_bytes: int,
+    seqs: int,
+    max_model_len: int,
+    config: EngineConfig,
+    free_memory: int,
+) -> None:
+    """Raises ValueError for what was asked for and cannot be had, with both numbers."""
+    if blocks * block_bytes > free_memory:
+        raise ValueError(
+            f"num_gpu_blocks {blocks:,} need {blocks * block_bytes / GIB:,.1f} GiB, and "
+            f"{free_memory / GIB:,.1f} GiB are free"
+        )
+    width = min(blocks, -(-max_model_len // config.block_size))
+    tables = seqs * (width * TABLE_ENTRY + ROW)
+    if tables > free_memory:
+        raise ValueError(
+            f"max_num_seqs {seqs:,} need {tables / GIB:,.1f} GiB for their block tables alone, and "
+            f"{free_memory / GIB:,.1f} GiB are free"
+        )
 
 
 def available_memory() -> int:

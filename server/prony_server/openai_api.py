@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+from prony_server.sequence import LEAST_PENALTY, MOST_PENALTY
+
 Operation = Literal["chat", "text_completion"]  # as gen_ai.operation.name spells them
 Body = Mapping[str, Any]
 
@@ -161,7 +163,13 @@ def _parse(
         max_tokens=_max_tokens(body, None if operation == "chat" else 16),
         temperature=_number(body, "temperature", 1.0, lambda x: 0 <= x <= 2, "from 0 to 2"),
         top_p=_number(body, "top_p", 1.0, lambda x: 0 < x <= 1, "above 0 and at most 1"),
-        repetition_penalty=_number(body, "repetition_penalty", 1.0, lambda x: x > 0, "above 0"),
+        repetition_penalty=_number(
+            body,
+            "repetition_penalty",
+            1.0,
+            lambda x: LEAST_PENALTY <= x <= MOST_PENALTY,
+            f"from {LEAST_PENALTY} to {MOST_PENALTY:g}",
+        ),
         seed=_integer(body, "seed", -(2**63), 2**63 - 1),
         ignore_eos=_boolean(body, "ignore_eos"),
         stream=stream,

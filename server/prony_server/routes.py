@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -21,7 +21,7 @@ from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from prony_server import answers
+from prony_server import answers, waterfall
 from prony_server.account import Account
 from prony_server.answers import Answer, EventStream, error_event
 from prony_server.generation import Generation
@@ -38,6 +38,7 @@ from prony_server.openai_api import (
 from prony_server.streams import Bridge, Stream
 from prony_server.telemetry import ServerMetrics
 from prony_server.tokenizer import Tokenizer
+from prony_server.trace_ring import TraceRing
 
 if TYPE_CHECKING:
     from prony_server.engine import Engine
@@ -84,6 +85,7 @@ class Service:
     metrics: ServerMetrics
     tracer: Tracer
     write_timeout: float  # seconds for a reader that takes nothing
+    traces: TraceRing | None = None  # what /debug/traces shows, where it is asked for
     backend: Backend | None = None
     draining: bool = False
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -106,6 +108,9 @@ class Service:
         app.router.add_get("/health", self.health)
         app.router.add_get("/ready", self.ready)
         app.router.add_get("/metrics", self.scrape)
+        if self.traces is not None:
+            app.router.add_get("/debug/traces", self.slowest)
+            app.router.add_get("/debug/traces/{trace_id}", self.one_trace)
         return app
 
     def end_running(self) -> None:
@@ -138,6 +143,29 @@ class Service:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         body = await asyncio.to_thread(encode, self.registry)
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def slowest(self, request: web.Request) -> web.Response:
+        """The last traces, slowest first: a page, or JSON with ?format=json."""
+        assert self.traces is not None
+        traces = self.traces.slowest()
+        if request.query.get("format") == "json":
+            return web.json_response([[asdict(span) for span in spans] for spans in traces])
+        return web.Response(text=waterfall.as_list(traces), content_type="text/html")
+
+    async def one_trace(self, request: web.Request) -> web.Response:
+        """One trace's waterfall: a page, or with ?format= text, json or chrome."""
+        assert self.traces is not None
+        spans = self.traces.trace(request.match_info["trace_id"])
+        if spans is None:
+            raise ApiError(404, "no such trace among the last ones", code="trace_not_found")
+        match request.query.get("format"):
+            case "json":
+                return web.json_response([asdict(span) for span in spans])
+            case "chrome":
+                return web.json_response(waterfall.as_chrome(spans))
+            case "text":
+                return web.Response(text=waterfall.as_text(spans))
+        return web.Response(text=waterfall.as_page(spans), content_type="text/html")
 
     async def models(self, _: web.Request) -> web.Response:
         backend = self._serving()
@@ -348,7 +376,7 @@ class Service:
     @web.middleware
     async def _authorize(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Guards the API; health and metrics stay open, since probes and scrapers carry no key."""
-        if self.api_key is not None and request.path.startswith("/v1/"):
+        if self.api_key is not None and request.path.startswith(("/v1/", "/debug/")):
             scheme, _, key = request.headers.get("Authorization", "").partition(" ")
             expected = self.api_key.encode()
             given = key.strip().encode(errors="surrogateescape")

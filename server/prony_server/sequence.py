@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+# Beyond these, logits overflow to what no token can be drawn from.
+LEAST_PENALTY, MOST_PENALTY = 0.01, 100.0
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -27,8 +30,11 @@ class SamplingParams:
             raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
+        if not LEAST_PENALTY <= self.repetition_penalty <= MOST_PENALTY:
+            raise ValueError(
+                f"repetition_penalty must be from {LEAST_PENALTY} to {MOST_PENALTY:g}, got "
+                f"{self.repetition_penalty}"
+            )
 
 
 @dataclass(slots=True)

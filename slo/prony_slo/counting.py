@@ -9,9 +9,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from prony_loadgen.record import RequestRecord
-from prony_loadgen.summary import Measured, failed, is_empty, value
-from prony_slo.promise import Condition
+from prony_loadgen.summary import Measured, failed, is_check, is_empty, value
+from prony_slo.effective import Bad
+from prony_slo.promise import Condition, Quality
+
+# The flag of an answer that is bad, and the flags of all answers that were looked at (None: all).
+QUALITY_FLAGS: dict[Quality, tuple[str, frozenset[str] | None]] = {
+    "truncated_share": ("truncated", None),
+    "repetition_share": ("repetition", None),
+    # Only a request with a reference can match it.
+    "mismatch_share": ("mismatch", frozenset({"match", "mismatch"})),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +35,8 @@ class Counted:
     left_out: dict[str, int]  # why not judged -> how many
     unknown: tuple[str, ...]  # metrics that not one answer has a value of
     values: tuple[float, ...]  # of a single condition: what its judged requests took, inf if lost
+    # Of each run: its judged requests in order of time, True for bad; dropped arrivals have none.
+    runs: tuple[Bad, ...] = ()
 
     @property
     def good(self) -> int:
@@ -40,6 +53,7 @@ def count(
     """The judged requests of the window; without conditions a request is good if answered."""
     n = bad = measured.dropped
     lost = measured.dropped
+    series: list[tuple[float, bool]] = []
     left_out: Counter[str] = Counter()
     known: set[str] = set()
     values = [math.inf] * measured.dropped if len(conditions) == 1 else []
@@ -52,6 +66,7 @@ def count(
             continue
         n += 1
         bad += not judged
+        series.append((record.intended, not judged))
         lost += failed(record)
         if len(conditions) == 1:
             seconds = value(record, conditions[0].metric)
@@ -63,12 +78,75 @@ def count(
         left_out=dict(left_out),
         unknown=tuple(c.metric for c in conditions if c.metric not in known),
         values=tuple(values),
+        runs=(_in_order(series),),
+    )
+
+
+def good_finished(conditions: Sequence[Condition], measured: Measured) -> int:
+    """Good requests whose answers ended inside the window, whenever they were intended.
+
+    The numerator of goodput a second. By when they ended, as throughput counts: by when they came
+    an overloaded server would seem to do more good than work.
+    """
+    start, end = measured.window
+    return sum(
+        record.ok
+        and not is_empty(record)
+        and start <= record.ended < end
+        and _judge(record, conditions, False) is True
+        for record in (*measured.records, *measured.outside)
+    )
+
+
+def count_marked(metric: Quality, measured: Measured) -> Counted:
+    """The answers that carry the flag of a loss of quality, of those that were looked at."""
+    flag, looked_at = QUALITY_FLAGS[metric]
+    left_out: Counter[str] = Counter()
+    series: list[tuple[float, bool]] = []
+    # What was asked before and after the load to check the answers counts, wherever it lies.
+    checks = () if looked_at is None else [r for r in measured.outside if is_check(r)]
+    for record in (*measured.records, *checks):
+        if not record.ok or is_empty(record):
+            left_out["no answer"] += 1
+        elif looked_at is not None and looked_at.isdisjoint(record.flags):
+            left_out["without a reference"] += 1
+        else:
+            series.append((record.intended, flag in record.flags))
+    return Counted(
+        n=len(series),
+        bad=sum(bad for _, bad in series),
+        failed=0,
+        left_out=dict(left_out),
+        unknown=(),
+        values=(),
+        runs=(_in_order(series),),
+    )
+
+
+def together(parts: Sequence[Counted]) -> Counted:
+    """The counts of several runs as one."""
+    left_out: Counter[str] = Counter()
+    for part in parts:
+        left_out.update(part.left_out)
+    return Counted(
+        n=sum(part.n for part in parts),
+        bad=sum(part.bad for part in parts),
+        failed=sum(part.failed for part in parts),
+        left_out=dict(left_out),
+        unknown=tuple(dict.fromkeys(metric for part in parts for metric in part.unknown)),
+        values=tuple(value for part in parts for value in part.values),
+        runs=tuple(run for part in parts for run in part.runs),
     )
 
 
 def is_bad(record: RequestRecord, conditions: Sequence[Condition]) -> bool:
     """Whether the record alone, whatever else the run brings, counts as bad."""
     return _judge(record, conditions, unfinished_is_bad=False) is False
+
+
+def _in_order(series: list[tuple[float, bool]]) -> Bad:
+    series.sort(key=lambda one: one[0])
+    return np.array([bad for _, bad in series], dtype=bool)
 
 
 def _judge(

@@ -77,11 +77,11 @@ def certain_breach(limit: float, confidence: float, n: int) -> int | None:
     return _smallest(1, lambda bad: bad >= n or lower(bad, n, confidence) > limit)
 
 
-def settles_at(limit: float, confidence: float, bad: int, n: int) -> int | None:
+def settles_at(limit: float, confidence: float, bad: float, n: float) -> int | None:
     """How many requests in all would decide the objective if the share stayed what it is.
 
     None where the observed share lies on the limit, or so close that no run could tell. From the
-    bounds above at `share * m` bad of `m`.
+    bounds above at `share * m` bad of `m`. Counts may be effective ones.
     """
     share = bad / n if n else 0.0
 
@@ -90,7 +90,7 @@ def settles_at(limit: float, confidence: float, bad: int, n: int) -> int | None:
             return upper(share * m, m, confidence) <= limit
         return lower(share * m, m, confidence) > limit
 
-    return _smallest(max(n, 1), decided) if decided(TOO_MANY) else None
+    return _smallest(max(math.ceil(n), 1), decided) if decided(TOO_MANY) else None
 
 
 def _smallest(start: int, holds: Callable[[int], bool]) -> int:

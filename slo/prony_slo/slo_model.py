@@ -28,15 +28,21 @@ from prony_slo.promise import (
     Condition,
     Floor,
     Latency,
+    Marked,
     OnInconclusive,
+    Quality,
+    Query,
     Rate,
     Severity,
     Share,
 )
+from prony_slo.regression_model import RegressionModel
 
 LATENCIES: tuple[Latency, ...] = get_args(Latency)
 RATES: tuple[Rate, ...] = get_args(Rate)
-Metric = Literal[Latency, Rate, "error_rate", "gpu_utilization"]
+QUALITIES: tuple[Quality, ...] = get_args(Quality)
+SHARES = ("error_rate", *QUALITIES)
+Metric = Literal[Latency, Rate, "error_rate", Quality, "gpu_utilization"]
 
 
 def _parse_condition(value: object) -> object:
@@ -56,12 +62,6 @@ def _above_zero(seconds: float) -> float:
     return seconds
 
 
-def _not_supported(value: object) -> object:
-    if value is None:
-        return value
-    raise ValueError("not supported yet")
-
-
 def _confidence(value: object) -> float:
     confidence = parse_ratio(value)
     if not 0.5 <= confidence < 1:
@@ -72,10 +72,32 @@ def _confidence(value: object) -> float:
     return confidence
 
 
-def _fixed_warmup(value: object) -> object:
-    if isinstance(value, dict):
-        raise ValueError("only a fixed time such as 3s is supported yet, not mode: auto")
+def _seconds(value: object) -> object:
     return None if value is None else parse_duration(value)
+
+
+def _warmup(value: object) -> object:
+    """A fixed time is the short form of a mapping."""
+    if value is None or isinstance(value, dict):
+        return value
+    parse_duration(value)
+    return {"mode": "fixed", "min": value}
+
+
+def _most(value: object) -> float:
+    most = parse_ratio(value)
+    if not 0 < most < 1:
+        raise ValueError(f"must be above 0% and under 100% of the run, got {value!r}")
+    return most
+
+
+def _number_or_share(value: object) -> object:
+    """What a query is compared with: a plain number, or 95% for 0.95."""
+    if isinstance(value, str):
+        return parse_ratio(value)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"must be a number or a ratio such as 95%, got {value!r}")
+    return value
 
 
 def _switch(value: object) -> object:
@@ -84,14 +106,12 @@ def _switch(value: object) -> object:
     return value
 
 
-_LATER = {"not": {}, "description": "Not supported yet."}
 # (inclusive, seconds)
 Limit = Annotated[
     tuple[bool, float] | None,
     BeforeValidator(_parse_condition),
     WithJsonSchema({"type": "string", "pattern": r"^(<=?)? ?\d*\.?\d+ ?(us|ms|s|m|min|h)$"}),
 ]
-Later = Annotated[Any, BeforeValidator(_not_supported), WithJsonSchema(_LATER)]
 Confidence = Annotated[
     float, BeforeValidator(_confidence), WithJsonSchema({"type": ["number", "string"]})
 ]
@@ -132,8 +152,8 @@ class ObjectiveModel(_Documented):
     # In this order, because what a limit may be depends on the metric before it.
     id: Annotated[str, Field(min_length=1)]
     """How results name it; unique."""
-    stage: Later = None
-    promql: Later = None
+    promql: Annotated[str | None, Field(min_length=1)] = None
+    """A query whose value at the end lies within the limits; `$window` is the time measured."""
     good: GoodModel | None = None
     """What a good request holds; `at_least` says how many requests must be good."""
     metric: Metric | None = Field(default=None, validate_default=True)
@@ -148,6 +168,10 @@ class ObjectiveModel(_Documented):
     """A ratio (99%) for `good`, a number per second for a rate."""
     scenario: str | None = None
     """Judge only runs of this scenario; in others the objective has no data."""
+    stage: str | None = None
+    """Judge only requests of this stage of the schedule."""
+    cls: Annotated[str | None, Field(alias="class")] = None
+    """Judge only requests of this class."""
     severity: Severity | None = None
     """`warn` is reported and never changes the exit code."""
     confidence: Confidence | None = None
@@ -170,10 +194,18 @@ class ObjectiveModel(_Documented):
         good = info.data.get("good")
         if value == "itl":
             raise ValueError("itl is a latency of tokens, not of requests; use tpot or max_gap")
-        if value is None and "good" in info.data and good is None and "promql" in info.data:
-            raise ValueError("an objective needs `good:` with `at_least:`, or `metric:`")
-        if value is not None and good is not None:
-            raise ValueError("`good:` and `metric:` exclude each other")
+        known = {"good", "promql"} <= info.data.keys()
+        given = [
+            name
+            for name, it in (("promql", info.data.get("promql")), ("good", good), ("metric", value))
+            if it is not None
+        ]
+        if known and not given:
+            raise ValueError(
+                "an objective needs `good:` with `at_least:`, or `metric:`, or `promql:`"
+            )
+        if len(given) > 1:
+            raise ValueError(f"`{given[0]}:` and `{given[1]}:` exclude each other")
         return value
 
     @field_validator("percentile")
@@ -212,9 +244,11 @@ class ObjectiveModel(_Documented):
         if not {"promql", "good", "metric"} <= info.data.keys():
             return None
         metric = info.data["metric"]
+        if info.data["promql"] is not None:
+            return _number_or_share(value)
         if metric in LATENCIES:
             return _above_zero(parse_duration(_given(value, metric, "500ms")))
-        if metric == "error_rate":
+        if metric in SHARES:
             limit = parse_ratio(_given(value, metric, "1%"))
             if limit in (0, 1):
                 raise ValueError(
@@ -234,6 +268,8 @@ class ObjectiveModel(_Documented):
         if not {"promql", "good", "metric", "at_most"} <= info.data.keys():
             return None
         metric = info.data["metric"]
+        if info.data["promql"] is not None:
+            return _query_minimum(_number_or_share(value), info.data["at_most"])
         if metric is None:
             share = parse_ratio(_given(value, "good", "99%"))
             if not 0 < _rest(share) < 1:
@@ -259,7 +295,17 @@ class ObjectiveModel(_Documented):
             raise ValueError(f"{metric} has a maximum: use at_most")
         return None
 
-    def promise(self) -> Share | Floor | Band:
+    @field_validator("cls", "stage")
+    @classmethod
+    def _of_requests(cls, value: str | None, info: ValidationInfo) -> str | None:
+        of_run = info.data.get("promql") is not None or info.data.get("metric") == "gpu_utilization"
+        if value is not None and info.field_name == "cls" and of_run:
+            raise ValueError("what the server does has no class; only requests have one")
+        return value
+
+    def promise(self) -> Share | Marked | Floor | Band | Query:
+        if self.promql is not None:
+            return Query(self.promql, self.at_least, self.at_most)
         if self.good is not None:
             assert self.at_least is not None
             return Share(self.good.conditions(), _rest(self.at_least))
@@ -268,6 +314,9 @@ class ObjectiveModel(_Documented):
         if self.metric == "error_rate":
             assert self.at_most is not None
             return Share((), self.at_most)
+        if self.metric in QUALITIES:
+            assert self.at_most is not None
+            return Marked(self.metric, self.at_most)
         if self.metric in RATES:
             assert self.at_least is not None
             return Floor(self.metric, self.at_least, self.of)
@@ -285,11 +334,28 @@ class DefaultsModel(_Documented):
     min_requests: MinRequests = 30
 
 
+class WarmupModel(_Documented):
+    """What is left out of every figure at the start of a run."""
+
+    mode: Literal["auto", "fixed"] = "auto"
+    """`auto` finds where TTFT has settled."""
+    min: Annotated[float | None, BeforeValidator(_seconds), WithJsonSchema({"type": "string"})] = (
+        None
+    )
+    """The least, such as 30s; with `fixed` the whole of it."""
+    max: Annotated[
+        float, BeforeValidator(_most), WithJsonSchema({"type": ["number", "string"]})
+    ] = 0.4
+    """Of what was measured: the most that `auto` may leave out."""
+
+
 class MeasureModel(_Documented):
     """How the run is measured."""
 
     warmup: Annotated[
-        float | None, BeforeValidator(_fixed_warmup), WithJsonSchema({"type": "string"})
+        WarmupModel | None,
+        BeforeValidator(_warmup),
+        Field(json_schema_extra={"description": "3s, or {mode: auto, min: 30s, max: 40%}"}),
     ] = None
     """Left out of every figure, such as 3s; a scenario's own warm-up wins over it."""
     violations: list[Literal["error", "timeout", "dropped", "unfinished"]] = Field(
@@ -298,7 +364,10 @@ class MeasureModel(_Documented):
     """What counts as bad; `unfinished` adds all requests that the end of the run cut."""
     stop_on_breach: Annotated[bool, BeforeValidator(_switch)] = False
     """End the run once a breach is certain, even if every request to come were good."""
-    require_steady: Later = None
+    require_steady: Annotated[bool, BeforeValidator(_switch)] = False
+    """A run that drifts meets no latency objective."""
+    prometheus: Annotated[str | None, Field(pattern=r"^https?://")] = None
+    """Where `promql` objectives are asked, such as http://127.0.0.1:9090."""
 
     @field_validator("violations")
     @classmethod
@@ -312,6 +381,27 @@ class MeasureModel(_Documented):
         return value
 
 
+class PrometheusModel(_Documented):
+    """What `prony rules` writes rules for."""
+
+    job: str | None = None
+    """The job's name in the scrape configuration."""
+    window: Annotated[str, Field(pattern=r"^\d+(\.\d+)?(us|ms|s|m|min|h|d|w)$")] | None = None
+    """Over which the error budget counts, such as 30d."""
+    profile: Literal["prony", "vllm", "sglang"] | None = None
+    """Whose metric names the rules use."""
+    buckets: dict[Literal["ttft", "tpot", "e2e"], Annotated[list[Number], Field(min_length=1)]] = (
+        Field(default={})
+    )
+    """Upper bounds in seconds, where the server was started with other buckets than usual."""
+
+
+class ExportModel(_Documented):
+    """What other tools need that are given these objectives."""
+
+    prometheus: PrometheusModel = PrometheusModel()
+
+
 class SloModel(StrictModel):
     """An SLO file of Prony: what a run of load must hold."""
 
@@ -321,14 +411,22 @@ class SloModel(StrictModel):
     defaults: DefaultsModel = DefaultsModel()
     measure: MeasureModel = MeasureModel()
     objectives: Annotated[list[ObjectiveModel], Field(min_length=1)]
-    regression: Later = None
-    export: Later = None
+    regression: RegressionModel | None = None
+    export: ExportModel | None = None
 
 
 def _given(value: object, what: str, example: str) -> object:
     if value is None:
         raise ValueError(f"is missing: {what} needs one, for example {example}")
     return value
+
+
+def _query_minimum(least: object, most: object) -> object:
+    if least is None and most is None:
+        raise ValueError("promql needs at_least or at_most, for example 0.95")
+    if isinstance(least, int | float) and isinstance(most, int | float) and least > most:
+        raise ValueError(f"is above at_most ({most:g}), so nothing could pass")
+    return least
 
 
 def _rest(share: float) -> float:

@@ -1,5 +1,6 @@
 """The command line: what people type goes in; scenario keys, or a clear error, come out."""
 
+import json
 import os
 import subprocess
 import sys
@@ -59,7 +60,7 @@ def test_concurrency_means_closed_loop_whatever_the_scenario_says() -> None:
         (("run", "--target", "http://127.0.0.1:9", "--rate", "fast"), "--rate"),
         (("run", "--target", "http://127.0.0.1:9", "--slo", "tfft p99 < 1s"), "ttft"),
         (("run", "--target", "http://127.0.0.1:9"), "127.0.0.1:9"),
-        (("run", "--target", "https://example.invalid"), "TLS is not supported yet"),
+        (("run", "--target", "https://example.invalid"), "example.invalid"),
         (("run", "--set", "arrivals.rate"), "KEY=VALUE"),
         (("run", "--header", "secret"), "Name: value"),
         (("run", "--extra-body", "[1]"), "object"),
@@ -99,3 +100,20 @@ def test_help_names_every_command_and_the_exit_codes() -> None:
     assert code == 0
     for word in ("demo", "serve", "run", "gate", "report", "dashboards", "inconclusive"):
         assert word in text
+
+
+def test_a_reader_that_leaves_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    with FakeServer() as server:
+        run = f"{sys.executable} -m prony run --target {server.url} --requests 5 --rate 50"
+        judged = f"{run} --warmup 0s --slo 'errors < 90%' --out out"
+        command = f"{judged} | head -1; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path)
+    facts = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert done.returncode == facts["exit_code"]
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_a_full_disk_behind_stdout_does_not_change_the_exit_code() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "prony", "--help"]
+        assert subprocess.run(command, stdout=full, check=False).returncode == 0

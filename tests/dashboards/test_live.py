@@ -1,105 +1,55 @@
-"""The dashboard against a real server under real load, through a real Prometheus."""
+"""All boards against a real server under real load and written pages, through a real Prometheus."""
 
-import contextlib
 import copy
-import dataclasses
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from tests.needs import needs_program
 
-from prony_dashboards import boards
+from prony.live_boards import scraped
+from prony_dashboards.board import Board
+from prony_dashboards.boards import boards
 from prony_dashboards.check import check_live, query_all
+from prony_dashboards.findings import ALERT, GPU, HOST
 from prony_dashboards.prometheus import Prometheus, PrometheusError
 from prony_loadgen.telemetry import REQUESTS_IN_FLIGHT
 
-RATE = "8"  # requests a second, which a tiny model on one core answers with ease
-SERVE = """
-import asyncio, sys
-from prometheus_client import CollectorRegistry
-from prony_server.app import serve
-from prony_server.config import ServeConfig
-config = ServeConfig(model="tiny", port=0, torch_threads=1, drain_seconds=1)
-ready = lambda url: print(url, flush=True)
-sys.exit(asyncio.run(serve(config, registry=CollectorRegistry(), tracer=None, ready=ready)))
-"""
-
-
-@contextlib.contextmanager
-def tiny_server() -> Iterator[str]:
-    """The URL of a reference server in a process of its own."""
-    process = subprocess.Popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        url = process.stdout.readline().strip()
-        assert url.startswith("http://127.0.0.1:"), "the server did not start"
-        yield url
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
-
-
-@contextlib.contextmanager
-def load_on(url: str, folder: Path) -> Iterator[str]:
-    """The "host:port" of the load generator's metrics while `prony run` sends to the server."""
-    port = free_port()
-    options = ["--target", url, "--rate", RATE, "--duration", "120s", "--out", str(folder / "run"),
-               "--metrics-port", str(port), "--quiet"]  # fmt: skip
-    command = [sys.executable, "-m", "prony", "run", *options]
-    with (folder / "log").open("w+") as log:
-        # In its folder, so that a run of a test never becomes anybody's latest run.
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
-        try:
-            yield f"127.0.0.1:{port}"
-            assert process.poll() is None, (folder / "log").read_text()
-        finally:
-            process.kill()
-            process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+BOARDS = boards()
 
 
 @pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A server and a load generator, both scraped while requests flow."""
-    folder = tmp_path_factory.mktemp("live")
-    with tiny_server() as url, load_on(url, folder) as exporter:
-        yield {"server": url.removeprefix("http://"), "load": exporter}
-
-
-@pytest.fixture(scope="module")
-def prometheus(targets: dict[str, str]) -> Iterator[Prometheus]:
-    """A Prometheus that has scraped both, and that was told of a third target that is dead."""
-    dead = {"dead": "127.0.0.1:1"}
-    with Prometheus.running(needs_program("prometheus"), targets | dead) as server:
-        dataclasses.replace(server, targets=targets).wait_for_scrapes(30)
+def prometheus() -> Iterator[Prometheus]:
+    """A Prometheus that has scraped the server, its load and a page of each other engine."""
+    with scraped(needs_program("prometheus")) as server:
         yield server
 
 
-def test_every_query_of_every_panel_finds_data_under_load(targets: dict[str, str]) -> None:
-    program = needs_program("prometheus")
-    findings = check_live(boards.server_and_load(), targets, program)
-    assert [str(finding) for finding in findings] == []
+def test_every_query_of_every_board_finds_data_or_says_what_it_needs(
+    prometheus: Prometheus,
+) -> None:
+    checked = check_live(BOARDS, prometheus, missing={GPU, HOST, ALERT})
+    assert [str(finding) for finding in checked.wrong] == []
+    assert checked.boards == 18 and checked.queries > 300
+    assert {finding.board for finding in checked.empty} >= {"Prony: GPU and host"}
+
+
+def test_a_panel_is_excused_only_by_the_need_that_it_names(prometheus: Prometheus) -> None:
+    gpu = {"gpu": BOARDS["shared/gpu-host.json"]}
+    checked = check_live(gpu, prometheus, missing={HOST}, patience=0)
+    assert {finding.panel for finding in checked.wrong} >= {"Power", "SM clock"}
+    assert "Memory of the host" in {finding.panel for finding in checked.empty}
 
 
 def test_a_broken_query_is_found_and_named_with_its_panel(prometheus: Prometheus) -> None:
-    board = copy.deepcopy(boards.server_and_load())
+    board = copy.deepcopy(BOARDS["shared/load.json"])
     edit(board, "In flight", lambda expr: expr.replace(REQUESTS_IN_FLIGHT, "users_running"))
     edit(board, "Send lag", lambda expr: expr.replace("$run_id", "$run"))
-    edit(board, "Preemptions", lambda expr: expr + ")")
+    edit(board, "Outcomes", lambda expr: expr + ")")
     edit(board, "Share of failed requests", lambda _: "0 * up / 0")
-    findings = query_all(board, prometheus)
-    found = {finding.panel: finding.problem for finding in findings}
-    assert found.pop("Preemptions").startswith("Prometheus refuses it: ")
+    found = {finding.panel: finding.problem for finding in query_all(board, prometheus)}
+    assert found.pop("Outcomes").startswith("Prometheus refuses it: ")
     assert found == {
         "In flight": "it finds nothing",
         "Send lag": "$run is not resolved",
@@ -108,17 +58,44 @@ def test_a_broken_query_is_found_and_named_with_its_panel(prometheus: Prometheus
 
 
 def test_a_variable_without_any_value_is_found(prometheus: Prometheus) -> None:
-    board = copy.deepcopy(boards.server_and_load())
+    board = copy.deepcopy(BOARDS["shared/load.json"])
     run = board["templating"]["list"][-1]
     run["definition"] = "label_values(prony_runs, run_id)"
     assert [str(finding) for finding in query_all(board, prometheus)] == [
-        "variable run_id: it has no value\n    label_values(prony_runs, run_id)"
+        "Prony: Load generator / variable run_id: it has no value\n"
+        "    label_values(prony_runs, run_id)"
     ]
 
 
-def test_a_target_that_cannot_be_scraped_is_named(prometheus: Prometheus) -> None:
-    with pytest.raises(PrometheusError, match=r"dead at 127\.0\.0\.1:1 cannot be scraped"):
-        prometheus.wait_for_scrapes(patience=0)
+def test_the_load_test_is_marked_on_the_time_axis_without_anybodys_pushing_it(
+    prometheus: Prometheus,
+) -> None:
+    (mark,) = (
+        each for each in BOARDS["prony/overview.json"]["annotations"]["list"]
+        if each["name"] == "Load tests"
+    )  # fmt: skip
+    (series,) = prometheus.query(mark["expr"])
+    assert set(series["metric"]) == {"run_id"}
+
+
+def test_idle_panels_are_gaps_and_never_nan_or_zero(prometheus: Prometheus) -> None:
+    """Asked about a run that does not exist, all the client's panels have nothing at all."""
+    board = copy.deepcopy(BOARDS["shared/load.json"])
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            target["expr"] = target["expr"].replace('"$run_id"', '"no such run"')
+    findings = query_all(board, prometheus)
+    assert {finding.problem for finding in findings} == {"it finds nothing"}
+    assert len(findings) == sum(len(panel.get("targets", ())) for panel in board["panels"])
+
+
+def test_a_target_that_cannot_be_scraped_is_named() -> None:
+    program = needs_program("prometheus")
+    with (
+        Prometheus.running(program, {"dead": "127.0.0.1:1"}) as server,
+        pytest.raises(PrometheusError, match=r"dead at 127\.0\.0\.1:1 "),
+    ):
+        server.wait_for_scrapes(patience=0)
 
 
 def test_a_prometheus_that_cannot_start_says_why() -> None:
@@ -129,7 +106,17 @@ def test_a_prometheus_that_cannot_start_says_why() -> None:
         pass
 
 
-def edit(board: boards.Board, title: str, change: Callable[[str], str]) -> None:
+def test_the_command_does_all_of_it_and_says_what_it_did() -> None:
+    needs_program("prometheus")
+    done = subprocess.run(
+        [sys.executable, "-m", "prony", "dashboards", "check"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "18 boards, " in done.stdout and ", 0 errors" in done.stdout
+    assert "No Grafana was run" in done.stdout
+
+
+def edit(board: Board, title: str, change: Callable[[str], str]) -> None:
     """Changes the queries of the board's panel of this title."""
     (panel,) = (each for each in board["panels"] if each["title"] == title)
     for target in panel["targets"]:

@@ -30,8 +30,8 @@ QUIET = (
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
     "--window-size=1280,900",
-    # Every name resolves to nothing, so that a page which needs the network shows it here.
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    # Every name but this machine resolves to nothing: a page that needs the network shows it here.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 
 

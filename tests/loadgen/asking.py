@@ -1,13 +1,16 @@
 """Ways for tests to send requests with the real client: a URL goes in, records come out."""
 
 import contextlib
+import selectors
 import threading
 import time
 from collections.abc import Callable
 
+from prony_loadgen import native
 from prony_loadgen.client import Client, Request
 from prony_loadgen.record import RequestRecord
-from prony_loadgen.target import Timeouts, parse_target
+from prony_loadgen.target import Target, Timeouts, parse_target
+from prony_loadgen.tls import TlsOptions
 
 
 def request(number: int = 0, *, after: float = 0.0, dialect: str = "openai-chat") -> Request:
@@ -30,13 +33,17 @@ def ask(
     timeouts: Timeouts | None = None,
     drain: float = 20.0,
     on_record: Callable[[RequestRecord], None] | None = None,
+    selector: Callable[[], selectors.BaseSelector] = native.Selector,
+    tls: TlsOptions | None = None,
+    environ: dict[str, str] | None = None,
 ) -> list[RequestRecord]:
     """The records of these requests (one, due at once, if none is given), in order of ending."""
     records: list[RequestRecord] = []
     client = Client(
-        parse_target(url, timeouts=timeouts or Timeouts()),
+        parse_target(url, timeouts=timeouts or Timeouts(), tls=tls, environ=environ),
         origin=time.monotonic(),
         on_record=on_record or records.append,
+        selector=selector,
     )
     client.start()
     for each in requests or (request(),):
@@ -45,7 +52,7 @@ def ask(
     return records
 
 
-def ask_in_turn(url: str, count: int) -> list[RequestRecord]:
+def ask_in_turn(url: str | Target, count: int) -> list[RequestRecord]:
     """The records of `count` requests, each sent when the one before was recorded."""
     records: list[RequestRecord] = []
     over = threading.Event()
@@ -57,7 +64,8 @@ def ask_in_turn(url: str, count: int) -> list[RequestRecord]:
         else:
             over.set()
 
-    client = Client(parse_target(url), origin=time.monotonic(), on_record=on_record)
+    target = parse_target(url) if isinstance(url, str) else url
+    client = Client(target, origin=time.monotonic(), on_record=on_record)
     client.start()
     client.submit(request(0))
     assert over.wait(20)

@@ -22,11 +22,23 @@ _HEADERS = (
 class FakeServer:
     """Serves until it leaves its `with` block. `bodies` holds the requests that it has read."""
 
-    def __init__(self, *, first_token: float = 0.0, gap: float = 0.0, fail_after: int = -1) -> None:
-        """Answers 500 once it has read `fail_after` requests (the probe is not counted)."""
+    def __init__(
+        self,
+        *,
+        first_token: float = 0.0,
+        gap: float = 0.0,
+        fail_after: int = -1,
+        empty: bool = False,
+        port: int = 0,
+    ) -> None:
+        """Answers 500 once it has read `fail_after` requests (the probe is not counted).
+
+        `empty` answers all but the probe without any output.
+        """
         self.first_token, self.gap, self.fail_after = first_token, gap, fail_after
+        self.empty = empty
         self.bodies: list[dict[str, Any]] = []
-        self._listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self._listening = socket.create_server(("127.0.0.1", port), backlog=1024)
         self.port: int = self._listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -38,6 +50,20 @@ class FakeServer:
         # Wakes the accept, which a close alone does not.
         self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
+
+    # What other servers of the tests do otherwise.
+
+    def listed(self) -> dict[str, Any]:
+        """Its entry in the list of models."""
+        return {"id": MODEL}
+
+    def words(self, asked: dict[str, Any]) -> list[str]:
+        """What it says, a token each."""
+        return [f"w{number} " for number in range(asked["max_tokens"])]
+
+    def count(self, asked: dict[str, Any]) -> int:
+        """The tokens of a prompt."""
+        return len((asked.get("prompt") or json.dumps(asked.get("messages"))).split())
 
     def _accept(self) -> None:
         while True:
@@ -67,7 +93,10 @@ class FakeServer:
 
     def _answer(self, connection: socket.socket, path: bytes, body: bytes) -> None:
         if path.endswith(b"/models"):
-            connection.sendall(_json({"data": [{"id": MODEL}]}))
+            connection.sendall(_json({"data": [self.listed()]}))
+            return
+        if not body:
+            connection.sendall(_json({"error": {"message": "not found"}}, 404))
             return
         asked = json.loads(body)
         probe = asked["max_tokens"] == 4
@@ -78,9 +107,10 @@ class FakeServer:
             return
         time.sleep(0 if probe else self.first_token)
         chat = path.endswith(b"/chat/completions")
-        pieces = [_event(chat, f"w{number} ") for number in range(asked["max_tokens"])]
-        words = len((asked.get("prompt") or json.dumps(asked.get("messages"))).split())
-        usage = {"prompt_tokens": words, "completion_tokens": len(pieces)}
+        pieces = [_event(chat, word) for word in self.words(asked)]
+        if self.empty and not probe:
+            pieces = []
+        usage = {"prompt_tokens": self.count(asked), "completion_tokens": len(pieces)}
         end = [
             _event(chat, "", "length"),
             _data({"choices": [], "usage": usage}),

@@ -5,6 +5,7 @@ For tests that need to say exactly what a server does on the socket, and to see 
 
 import contextlib
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -65,12 +66,22 @@ class Peer:
 class ReplayServer:
     """Runs `script` for every request on every connection, each connection in its own thread."""
 
-    def __init__(self, script: Script, host: str = "127.0.0.1") -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._script = script
-        self._listener = socket.create_server((host, 0), family=family, backlog=512)
-        self.port = self._listener.getsockname()[1]
-        self.url = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+    def __init__(
+        self, script: Script, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`host` may be the path of a Unix socket to make."""
+        self._script, self._tls = script, tls
+        if host.startswith("/"):
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listener.bind(host)
+            self._listener.listen(512)
+            self.port, self.url = 0, f"unix://{host}"
+        else:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, 0), family=family, backlog=512)
+            self.port = self._listener.getsockname()[1]
+            name = f"[{host}]" if ":" in host else host
+            self.url = f"{'https' if tls else 'http'}://{name}:{self.port}"
         self.connections = 0
         self.requests: list[bytes] = []
         self._peers: list[Peer] = []
@@ -94,7 +105,8 @@ class ReplayServer:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer = Peer(sock, self.connections)
             self._peers.append(peer)
             self.connections += 1
@@ -103,15 +115,24 @@ class ReplayServer:
             thread.start()
 
     def _serve(self, peer: Peer) -> None:
-        with peer.sock, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            self._serve_requests(peer)
+        peer.sock.close()
+
+    def _serve_requests(self, peer: Peer) -> None:
+        if self._tls is not None:
+            peer.sock = self._tls.wrap_socket(peer.sock, server_side=True)
+        with peer.sock:
             while not peer.closed and (request := peer.request()) is not None:
                 self.requests.append(request)
                 self._script(peer, request)
 
 
 @contextlib.contextmanager
-def serving(script: Script, host: str = "127.0.0.1") -> Iterator[ReplayServer]:
-    server = ReplayServer(script, host)
+def serving(
+    script: Script, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+) -> Iterator[ReplayServer]:
+    server = ReplayServer(script, host, tls)
     try:
         yield server
     finally:

@@ -1,11 +1,8 @@
-"""The schedule account, and the line that is watched."""
-
-from dataclasses import replace
+"""The schedule account."""
 
 import pytest
-from tests.loadgen.test_recorder import record
 
-from prony_loadgen.account import Flow, Sending, account
+from prony_loadgen.account import Sending, account
 
 
 def sent(intended: float, lag: float | None) -> Sending:
@@ -61,14 +58,3 @@ def test_an_empty_window_has_no_rates_and_no_lags() -> None:
         "asked_rate": None,
         "offered_rate": None,
     }
-
-
-def test_the_watched_line_shows_what_went_on_lately() -> None:
-    flow = Flow()
-    assert " ".join(flow.line(0.0, 0).split()) == "0 s 0.0/s 0 in flight TTFT – 0 errors"
-    for number in range(100):
-        flow.add(record(number))
-    flow.add(replace(record(100), outcome="timeout"))
-    assert " ".join(flow.line(100.0, 3).split()) == (
-        "100 s 1.2/s 3 in flight TTFT p50 20.0 ms p99 20.0 ms 1 error"
-    )

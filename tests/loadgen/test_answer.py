@@ -82,10 +82,16 @@ def test_a_200_that_is_no_answer_is_a_failure_of_its_own_kind(
 
 
 def test_a_coded_answer_that_was_not_asked_for_is_not_read() -> None:
-    raw = with_type("text/event-stream\r\nContent-Encoding: gzip", b"\x1f\x8b\x08")
+    raw = with_type("text/event-stream\r\nContent-Encoding: br", b"\x1f\x8b\x08")
     answer = answer_to(raw)
     assert answer.outcome == "wrong_content_type"
-    assert answer.error == "content-encoding gzip, which was not asked for"
+    assert answer.error == "content-encoding br, which was not asked for"
+
+
+def test_a_body_that_is_not_of_its_coding_is_named() -> None:
+    answer = answer_to(with_type("text/event-stream\r\nContent-Encoding: gzip", b"data: {}\n\n"))
+    assert answer.outcome == "malformed_event"
+    assert (answer.error or "").startswith("the body is not gzip: ")
 
 
 def test_a_long_page_is_not_read_to_its_end() -> None:

@@ -160,7 +160,7 @@ def test_a_body_larger_than_the_socket_buffers_arrives_whole() -> None:
 
 def test_an_unknown_dialect_is_named_where_it_is_submitted() -> None:
     client = Client(parse_target("127.0.0.1:1"), origin=0.0, on_record=lambda record: None)
-    with pytest.raises(ValueError, match="'ollama'; known: openai-chat, openai-completions"):
+    with pytest.raises(ValueError, match="'ollama'; known: openai-chat, openai-comp"):
         client.submit(request(dialect="ollama"))
 
 

@@ -169,6 +169,68 @@ def test_q09_a_thousand_answers_without_a_token_make_a_run_invalid() -> None:
     assert found["empty"].numbers == {"requests": 1000, "of": 1000}
 
 
+@pytest.mark.parametrize(("empty", "doubted"), [(50, False), (51, True), (99, True)])
+def test_a_run_of_which_over_half_the_answers_are_empty_is_invalid(
+    empty: int, doubted: bool
+) -> None:
+    nothing = [request(i / 10, ttft=None, flags=("empty",)) for i in range(empty)]
+    found = doubts([*nothing, *many(100 - empty), *(refused(i / 10) for i in range(50))])
+    assert ("no_output" in found) is doubted
+    if doubted:
+        assert found["no_output"].grade == "invalid"
+        assert f"{empty} ({empty} %) without any output" in found["no_output"].message
+
+
+@pytest.mark.parametrize(("over", "doubted"), [(1, False), (2, True)])
+def test_answers_longer_than_asked_for_are_told_from_over_1_percent_on(
+    over: int, doubted: bool
+) -> None:
+    long = [request(i / 10, tokens=14, asked_output_tokens=10) for i in range(over)]
+    found = doubts([*long, *many(100 - over, asked_output_tokens=10)])
+    assert ("over_limit" in found) is doubted
+    if doubted:
+        assert found["over_limit"].grade == "warn"
+        assert "the worst 14 for 10" in found["over_limit"].message
+
+
+@pytest.mark.parametrize(
+    ("usage", "asked", "doubted"),
+    [
+        (1_000_000, 10, True),
+        (21, 10, True),
+        (20, 10, False),
+        (30, 15, False),  # what was asked for, in chunks of three
+        (1_000_000, None, False),  # nobody knows what it was to be
+    ],
+)
+def test_counts_over_twice_what_was_asked_for_and_what_came_make_a_run_invalid(
+    usage: int, asked: int | None, doubted: bool
+) -> None:
+    found = doubts(many(100, tokens=10, output_tokens=usage, asked_output_tokens=asked))
+    assert ("usage_implausible" in found) is doubted
+    assert not doubted or found["usage_implausible"].grade == "invalid"
+
+
+def test_one_absurd_count_among_a_hundred_makes_a_run_invalid() -> None:
+    records = many(99, asked_output_tokens=10)
+    records.append(request(9.9, output_tokens=10**9, asked_output_tokens=10))
+    assert doubts(records)["usage_implausible"].grade == "invalid"
+
+
+def test_a_server_that_ignores_the_limit_but_sends_what_it_counts_is_believed() -> None:
+    found = doubts(many(100, tokens=50, asked_output_tokens=10))
+    assert found["over_limit"].grade == "warn"
+    assert "usage_implausible" not in found
+
+
+@pytest.mark.parametrize(("resent", "grade"), [(0, None), (1, "note"), (2, "warn")])
+def test_requests_that_were_sent_again_are_told(resent: int, grade: str | None) -> None:
+    again = [request(i / 10, flags=("resent",)) for i in range(resent)]
+    found = doubts([*again, *many(100 - resent)])
+    assert [d.grade for d in found.values()] == ([grade] if grade else [])
+    assert grade is None or found["resent"].numbers == {"requests": resent, "of": 100}
+
+
 def test_failures_alone_are_data_and_not_a_doubt() -> None:
     assert doubts([refused(i / 10) for i in range(100)]) == {}
 
@@ -196,6 +258,16 @@ def test_a_client_that_uses_over_80_percent_of_a_core(share: float | None, doubt
     assert ("client_cpu" in found) is doubted
 
 
+def test_a_locustfile_that_raised_makes_a_run_invalid_in_whatever_process() -> None:
+    one = {"client": {"task_errors": {"count": 60, "first": "KeyError: 'a'"}}}
+    many_of = [{"index": 0, "host": "h", "pid": 1, "lost": None, "ended_early": False,
+                "records": 1, "clock_uncertainty": 0.0,
+                "task_errors": {"count": n, "first": f"E: {n}"}} for n in (2, 3)]  # fmt: skip
+    for run, count in ((one, 60), ({"workers": many_of, "client": {}}, 5)):
+        found = doubts(many(100), run)["task_errors"]
+        assert (found.grade, found.numbers["count"]) == ("invalid", count)
+
+
 def test_m07_a_negative_duration_is_a_bug_and_invalid() -> None:
     found = doubts([*many(100), request(5.0, ttft=-3600.0, tokens=1)])
     assert found["negative_duration"].grade == "invalid"
@@ -217,5 +289,5 @@ def test_every_doubt_is_in_the_documentation() -> None:
     source = Path(prony_loadgen.doubts.__file__).read_text()
     ids = set(re.findall(r'Doubt\(\s*"(\w+)"', source))
     documented = (Path(__file__).parents[2] / "docs" / "slo.md").read_text()
-    assert len(ids) == 21
+    assert len(ids) > 25
     assert {name for name in ids if f"| `{name}` |" not in documented} == set()

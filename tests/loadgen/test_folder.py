@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.loadgen.test_recorder import record
 
-from prony_loadgen.folder import RunFolder, resolve
+from prony_loadgen.folder import RunFolder, refuse_used, resolve
 from prony_loadgen.recorder import Recorder
 from prony_loadgen.strict_yaml import FileError
 
@@ -56,6 +56,11 @@ def test_out_is_never_written_over_another_run(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "out", "a")
 
 
+def test_an_out_of_a_name_longer_than_any_file_has_is_named() -> None:
+    with pytest.raises(FileError, match=r"--out n+: File name too long"):
+        refuse_used(Path("n" * 5000))
+
+
 def test_an_out_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(FileError, match=r"--out .*file/out: Not a directory"):
@@ -64,10 +69,11 @@ def test_an_out_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_run_json_is_replaced_whole_and_holds_no_nan(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_run({"schema": 1, "a": "é"})
+    facts = {"schema": 1, "window": [0.0, 1.5], "loop": "open", "a": "é", "torn": "\ud800"}
+    folder.write_run(facts)
     with pytest.raises(ValueError, match="not JSON compliant"):
-        folder.write_run({"schema": 1, "a": float("nan")})
-    assert folder.read_run() == {"schema": 1, "a": "é"}
+        folder.write_run({**facts, "a": float("nan")})
+    assert folder.read_run() == facts
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json"]
 
 

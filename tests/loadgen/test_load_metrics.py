@@ -8,15 +8,23 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.loadgen.test_recorder import record
 
+from prony_loadgen.live import Timeline
 from prony_loadgen.telemetry import LoadMetrics
+
+
+def watched(registry: CollectorRegistry, run_id: str) -> Timeline:
+    timeline = Timeline()
+    LoadMetrics(registry, "none yet").watch(timeline, run_id)
+    timeline.tick(0.0, in_flight=0)
+    return timeline
 
 
 def test_a_finished_request_is_counted_and_timed() -> None:
     registry = CollectorRegistry()
-    metrics = LoadMetrics(registry, "run-1")
-    metrics.offered()
-    metrics.in_flight(3)
-    metrics.observe(record(1))
+    timeline = watched(registry, "run-1")
+    timeline.offered()
+    timeline.tick(1.0, in_flight=3)
+    timeline.add(record(1))
     run = {"run_id": "run-1"}
 
     def value(name: str, **labels: str) -> float | None:
@@ -35,7 +43,7 @@ def test_a_finished_request_is_counted_and_timed() -> None:
 
 def test_a_failed_request_is_counted_by_outcome_and_has_no_latency() -> None:
     registry = CollectorRegistry()
-    LoadMetrics(registry, "r").observe(replace(record(1), outcome="timeout", output_tokens=None))
+    watched(registry, "r").add(replace(record(1), outcome="timeout", output_tokens=None))
     labels = {"run_id": "r", "outcome": "timeout", "class": "chat"}
     assert registry.get_sample_value("prony_loadgen_requests_total", labels) == 1
     name = "prony_loadgen_time_to_first_token_seconds_count"
@@ -45,7 +53,7 @@ def test_a_failed_request_is_counted_by_outcome_and_has_no_latency() -> None:
 
 def test_every_metric_is_documented_and_no_other() -> None:
     registry = CollectorRegistry()
-    LoadMetrics(registry, "r").observe(record(1))
+    watched(registry, "r").add(record(1))
     exported = {}
     for family in registry.collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name

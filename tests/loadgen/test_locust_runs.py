@@ -1,23 +1,23 @@
 """Locust runs as people start them: in processes of their own, against a server on loopback."""
 
 import json
-import os
 import re
 import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.loadgen.fake_server import FakeServer
+from tests.loadgen.locust_process import (
+    Process,
+    fetched,
+    free_port,
+    locust,
+    nothing_is_left_running,
+)
 
 from prony_loadgen.folder import RunFolder
 from prony_loadgen.shipped import shipped
@@ -42,67 +42,16 @@ SHORT = ["--set", "requests=40", "--set", "arrivals.rate=80", "--warmup", "0s"]
 PASSES = ["--slo", "errors < 20%", "--slo", "ttft p50 < 20s"]
 
 
-class Process:
-    """A program under test; everything that it prints goes to one file."""
-
-    def __init__(self, command: list[str], folder: Path) -> None:
-        self._said = folder / "said.txt"
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")}
-        with self._said.open("wb") as file:
-            self.process = subprocess.Popen(
-                command,
-                cwd=folder,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env={**environ, "NO_COLOR": "1"},
-            )
-        _STARTED.append(self)
-
-    @property
-    def said(self) -> str:
-        return self._said.read_text(errors="replace")
-
-    def end(self) -> int:
-        """Its exit code; it has a minute."""
-        try:
-            return self.process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"it did not end by itself:\n{self.said}") from None
-
-    def kill(self) -> None:
-        """Whatever became of the test, nothing is left running."""
-        self.process.kill()
-        self.process.wait()
-
-    def until(self, met: Callable[[], object]) -> None:
-        """Waits until `met` while the process lives."""
-        deadline = time.monotonic() + 60
-        while not met():
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.01)
-
-
-_STARTED: list[Process] = []
-
-
 @pytest.fixture(autouse=True)
 def _nothing_is_left_running() -> Iterator[None]:
-    yield
-    while _STARTED:
-        _STARTED.pop().kill()
+    with nothing_is_left_running():
+        yield
 
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     with FakeServer(first_token=0.005, gap=0.0005) as server:
         yield server
-
-
-def locust(folder: Path, file: str | Path, *options: str) -> Process:
-    command = [sys.executable, "-m", "locust", "-f", str(file), "--only-summary", *options]
-    return Process(command, folder)
 
 
 def ours(folder: Path, server: FakeServer, *options: str) -> Process:
@@ -168,6 +117,60 @@ def test_a_locustfile_of_ones_own_gives_a_judged_run_with_the_same_summary(
     assert run_of(scenario).keys() == run.keys()
     wanted = set(run_of(scenario)["summary"]) | {"classes"}
     assert set(run["summary"]) | {"classes"} == wanted
+
+
+RAISES = """
+from locust import constant, task
+from prony_loadgen import LLMUser
+
+class Careless(LLMUser):
+    wait_time = constant(0.01)
+
+    @task
+    def broken(self):
+        self.chat("Say hello", max_tokens=2)
+        if __WHEN__:
+            {}["answer"]
+"""
+
+
+@pytest.mark.parametrize("slo", [PASSES, []])
+def test_a_run_whose_own_code_raised_is_invalid_and_says_how_often(
+    tmp_path: Path, server: FakeServer, slo: list[str]
+) -> None:
+    text = RAISES.replace("__WHEN__", "True")
+    process = mine(tmp_path, server, "-u", "2", "-r", "2", "-t", "2s", *slo, text=text)
+    assert process.end() == 4, process.said
+    run = run_of(tmp_path)
+    assert (run["verdict"], run["exit_code"]) == ("invalid", 4)
+    told = run["client"]["task_errors"]
+    assert told["first"] == "KeyError: 'answer'"
+    # Each request came to its end before the code behind it broke.
+    assert abs(told["count"] - sent(tmp_path)["chat"]) <= 2
+    doubt = next(doubt for doubt in run["doubts"] if doubt["id"] == "task_errors")
+    assert f"raised {told['count']:,} times (first: KeyError: 'answer')" in doubt["message"]
+
+
+def test_users_that_stop_or_are_rescheduled_have_raised_nothing(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    stops = "from locust.exception import RescheduleTask, StopUser\n"
+    text = stops + RAISES.replace("__WHEN__", "False") + "        raise RescheduleTask\n"
+    process = mine(tmp_path, server, "-u", "2", "-r", "2", "-t", "2s", *PASSES, text=text)
+    assert process.end() == 0, process.said
+    assert "task_errors" not in run_of(tmp_path)["client"]
+
+
+def test_run_json_keeps_the_command_of_a_locust_run_with_its_seed(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    process = ours(tmp_path, server, *SHORT, *PASSES, "--set", "headers.X-Key=geheim")
+    assert process.end() == 0, process.said
+    run = run_of(tmp_path)
+    assert run["command"].startswith("locust -f ") and "-H http://127.0.0.1" in run["command"]
+    assert "headers.X-Key=***" in run["command"] and "geheim" not in json.dumps(run)
+    assert run["command"].endswith(f"--seed {run['seed']}")
+    assert run["slo"] == PASSES[1::2]
 
 
 def test_a_closed_scenario_takes_its_users_from_u(tmp_path: Path, server: FakeServer) -> None:
@@ -296,8 +299,6 @@ def test_failed_requests_are_failures_in_locust_too(tmp_path: Path) -> None:
         (["--set", "arrivals.rate"], "error: --set arrivals.rate: expected KEY=VALUE"),
         (["--slo", "tfft p99 < 1s"], "error: "),
         (["--api-key-env", "NOT_THERE"], "error: --api-key-env: the environment variable NOT_"),
-        (["--master"], "error: --master, --worker and --processes are not supported yet"),
-        (["--processes", "2"], "error: --master, --worker and --processes are not supported yet"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_2(
@@ -322,16 +323,16 @@ def test_a_target_that_is_not_there_is_one_line_and_exit_2(tmp_path: Path) -> No
 def test_the_web_ui_makes_a_folder_for_each_test_that_it_starts(
     tmp_path: Path, server: FakeServer
 ) -> None:
-    port = _free_port()
+    port = free_port()
     options = ["--web-port", str(port), "--web-host", "127.0.0.1", "-H", server.url]
     file = shipped("locustfile.py")
     process = locust(tmp_path, file, *options, "--out", "out", "--warmup", "0s", *PASSES)
-    process.until(lambda: _fetched(port, "/") is not None)
+    process.until(lambda: fetched(port, "/") is not None)
     for number in (1, 2):
         server.bodies.clear()
-        _fetched(port, "/swarm", {"user_count": "3", "spawn_rate": "3"})
+        fetched(port, "/swarm", {"user_count": "3", "spawn_rate": "3"})
         process.until(lambda: len(server.bodies) > 20)
-        _fetched(port, "/stop", {})
+        fetched(port, "/stop", {})
         folder = RunFolder(tmp_path / "out" / f"run-{number}")
         run = folder.read_run()
         assert run["stopped_early"] == "stopped through Locust before its end"
@@ -343,15 +344,15 @@ def test_the_web_ui_makes_a_folder_for_each_test_that_it_starts(
 def test_a_web_ui_test_that_cannot_start_says_why_and_may_be_tried_again(
     tmp_path: Path, server: FakeServer
 ) -> None:
-    port = _free_port()
+    port = free_port()
     options = ["--web-port", str(port), "--web-host", "127.0.0.1", *SHORT, *PASSES]
     process = locust(tmp_path, shipped("locustfile.py"), *options, "--out", "out")
-    process.until(lambda: _fetched(port, "/") is not None)
-    nowhere = f"http://127.0.0.1:{_free_port()}"
-    _fetched(port, "/swarm", {"user_count": "1", "spawn_rate": "1", "host": nowhere})
+    process.until(lambda: fetched(port, "/") is not None)
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    fetched(port, "/swarm", {"user_count": "1", "spawn_rate": "1", "host": nowhere})
     process.until(lambda: f"error: cannot reach {nowhere}" in process.said)
     process.until(lambda: _state(port) == "stopped")
-    _fetched(port, "/swarm", {"user_count": "1", "spawn_rate": "1", "host": server.url})
+    fetched(port, "/swarm", {"user_count": "1", "spawn_rate": "1", "host": server.url})
     process.until(lambda: (tmp_path / "out" / "run-1" / "report.html").exists())
     process.process.send_signal(signal.SIGTERM)
     assert process.end() == 0, process.said
@@ -375,10 +376,10 @@ sys.exit(run_scenario(scenario, judge, RunOptions(
 def test_a_run_without_locusts_command_line_serves_its_metrics_and_ends_by_signal(
     tmp_path: Path, server: FakeServer
 ) -> None:
-    port = _free_port()
+    port = free_port()
     process = Process([sys.executable, "-c", RUN, server.url, str(port), "3000"], tmp_path)
     process.until(lambda: len(server.bodies) > 20)
-    series = _fetched(port, "/metrics") or ""
+    series = fetched(port, "/metrics") or ""
     found = re.search(r'prony_loadgen_requests_total\{class="chat",outcome="ok".*\} (\d+)', series)
     assert found and int(found[1]) > 0
     process.process.send_signal(signal.SIGINT)
@@ -390,7 +391,7 @@ def test_a_run_without_locusts_command_line_serves_its_metrics_and_ends_by_signa
 def test_a_run_without_locusts_command_line_ends_with_the_verdicts_code(
     tmp_path: Path, server: FakeServer
 ) -> None:
-    command = [sys.executable, "-c", RUN, server.url, str(_free_port()), "60"]
+    command = [sys.executable, "-c", RUN, server.url, str(free_port()), "60"]
     process = Process(command, tmp_path)
     assert process.end() == 0, process.said
     run = run_of(tmp_path)
@@ -399,21 +400,5 @@ def test_a_run_without_locusts_command_line_ends_with_the_verdicts_code(
 
 
 def _state(port: int) -> str:
-    state: str = json.loads(_fetched(port, "/stats/requests") or "{}")["state"]
+    state: str = json.loads(fetched(port, "/stats/requests") or "{}")["state"]
     return state
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
-
-
-def _fetched(port: int, path: str, form: dict[str, str] | None = None) -> str | None:
-    data = None if form is None else urllib.parse.urlencode(form).encode()
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", data, timeout=30) as answer:
-            text: str = answer.read().decode()
-            return text
-    except (urllib.error.URLError, ConnectionError):
-        return None

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from prony_loadgen import shipped
-from prony_loadgen.plan import Plan, make_plan, schedule
+from prony_loadgen.plan import Plan, make_plan
 from prony_loadgen.prompts import drafts
 from prony_loadgen.scenario import Scenario, load_scenario
+from prony_loadgen.schedule import schedule
 from prony_loadgen.settings import installed_judge
 
 

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from tests.loadgen.replay_server import HELLO, Peer, Script, serving
+from tests.loadgen.replay_server import HELLO, Peer, Script, chunk, serving
 
 from prony_loadgen.dialects import DIALECTS
-from prony_loadgen.probe import find_model, probe
-from prony_loadgen.target import TargetError, parse_target
+from prony_loadgen.probe import find_model, patience, probe
+from prony_loadgen.target import TargetError, Timeouts, parse_target
 
 CHAT = DIALECTS["openai-chat"]
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def answer(status: str, body: bytes, content_type: str = "application/json") -> bytes:
@@ -205,3 +206,86 @@ def test_a_list_of_models_that_stops_halfway() -> None:
 
     with serving(script) as server, pytest.raises(TargetError, match="closed the connection"):
         probe(parse_target(server.url), CHAT, None)
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD, HEAD + chunk(b": still here\n\n")])
+def test_a_server_that_accepts_and_stays_mute_is_given_up_with_what_was_waited_for(
+    sent: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = threading.Event()
+
+    def script(peer: Peer, request: bytes) -> None:
+        if request.startswith(b"GET"):
+            peer.send(models("tiny"))
+        else:
+            peer.send(sent)
+            over.wait(10)
+
+    with serving(script) as server:
+        target = parse_target(server.url, timeouts=Timeouts(first_token=0.1, total=0.4))
+        with pytest.raises(TargetError) as caught:
+            probe(target, CHAT, None)
+        over.set()
+    url = f"{server.url}/v1/chat/completions"
+    assert str(caught.value) == (
+        f"{url} took the probe request, and then came no token within 0.4 s; where it is loading "
+        "its model, wait until it answers (curl), or set timeouts.first_token to what it needs"
+    )
+    told = capsys.readouterr().err
+    assert told == f"waiting for {url} to answer one short request, for up to 0.4 s\n"
+
+
+@pytest.mark.parametrize(
+    ("first_token", "total", "limit"),
+    [(None, 300.0, 30.0), (2.0, 300.0, 30.0), (120.0, 300.0, 120.0), (None, 5.0, 5.0)],
+)
+def test_the_probe_waits_30_seconds_for_a_token_or_what_the_scenario_sets(
+    first_token: float | None, total: float, limit: float
+) -> None:
+    # A model may be loaded for it, so a short limit is not held against it.
+    assert patience(Timeouts(first_token=first_token, total=total)) == limit
+
+
+def test_a_server_that_answers_at_once_has_nothing_said_of_waiting(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    good = {"GET /v1/models": models("tiny"), "POST /v1/chat/completions": HELLO}
+    with serving(api(good)) as server:
+        probe(parse_target(server.url), CHAT, None)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_server_that_is_loading_is_to_be_waited_for() -> None:
+    loading = answer(
+        "503 Service Unavailable",
+        b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}',
+    )
+    line = failure({"GET /v1/models": loading})
+    assert line == (
+        "http://HOST/v1/models answers 503 (Loading model (unavailable_error, 503)): the server "
+        "is not ready; wait until it is, then run again"
+    )
+    for answers in ({}, {"GET /v1/models": loading}, {"GET /v1/models": models("tiny")}):
+        line = failure({**answers, "POST /v1/chat/completions": loading}, model="tiny")
+        assert line == (
+            "http://HOST/v1/chat/completions answers 503 Service Unavailable: Loading model "
+            "(unavailable_error, 503): the server is not ready; wait until it is, then run again"
+        )
+
+
+def test_a_list_of_models_that_fails_keeps_its_message() -> None:
+    broken = answer("500 Internal Server Error", b'{"detail":"disk full"}')
+    assert "http://HOST/v1/models (500 (disk full))" in failure({"GET /v1/models": broken})
+
+
+def test_headers_that_are_given_are_sent_once_and_ours_left_out() -> None:
+    good = {"GET /v1/models": models("tiny"), "POST /v1/chat/completions": HELLO}
+    headers = [("Host", "llm.example"), ("accept", "*/*")]
+    with serving(api(good)) as server:
+        probe(parse_target(server.url, headers=headers), CHAT, None)
+    for request in server.requests:
+        names = [
+            line.split(b":")[0].lower() for line in request.split(b"\r\n\r\n")[0].split(b"\r\n")
+        ]
+        assert (names.count(b"host"), names.count(b"accept")) == (1, 1)
+        assert b"Host: llm.example\r\n" in request

@@ -9,7 +9,7 @@ import pytest
 
 from prony_loadgen import shipped
 from prony_loadgen.lengths import Lengths
-from prony_loadgen.scenario import OPTIONS, Scenario, json_schema, load_scenario
+from prony_loadgen.scenario import OPTIONS, Prompts, Scenario, json_schema, load_scenario
 from prony_loadgen.strict_yaml import FileError, loads
 
 SMALL = """
@@ -23,6 +23,11 @@ def written(folder: Path, text: str, name: str = "mine.yaml") -> str:
     path = folder / name
     path.write_text(text, encoding="utf-8")
     return str(path)
+
+
+def prompts_of(scenario: Scenario) -> Prompts:
+    assert scenario.prompts is not None
+    return scenario.prompts
 
 
 def problems(text: str) -> list[str]:
@@ -76,9 +81,9 @@ def test_prompts_are_made_or_read_not_both() -> None:
 
 def test_a_prompts_file_lies_beside_its_scenario(tmp_path: Path) -> None:
     path = written(tmp_path, SMALL.replace("{input_tokens: 16}", "{file: a.jsonl}"))
-    assert load_scenario(path).prompts.file == str(tmp_path / "a.jsonl")
+    assert prompts_of(load_scenario(path)).file == str(tmp_path / "a.jsonl")
     # On the command line it is where the user is.
-    assert load_scenario(path, {"prompts.file": "b.jsonl"}).prompts.file == "b.jsonl"
+    assert prompts_of(load_scenario(path, {"prompts.file": "b.jsonl"})).file == "b.jsonl"
 
 
 def test_what_prony_puts_in_the_body_cannot_be_replaced() -> None:
@@ -94,6 +99,31 @@ def test_a_header_that_breaks_its_line_is_an_error() -> None:
     assert problems(SMALL + "headers: {'X A': b}\n") == [
         "mine.yaml:5: headers: 'X A' is not a header name"
     ]
+
+
+@pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding", "TraceParent"])
+def test_a_header_that_prony_sets_itself_is_an_error(name: str) -> None:
+    assert problems(SMALL + f"headers: {{{name}: '5'}}\n") == [
+        f"mine.yaml:5: headers: Prony sets {name} itself; leave it out"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "wrong"),
+    [
+        ("{temperature: .nan}", "temperature is nan, a number that JSON does not know"),
+        ("{a: {b: [1, -.inf]}}", "a.b[1] is -inf, a number that JSON does not know"),
+        ("{since: 2026-01-02}", "since is a date, which JSON does not know"),
+        (f"{{a: {'[' * 70}{']' * 70}}}", "is nested over 64 levels deep"),
+    ],
+)
+def test_an_extra_body_that_is_no_json_is_an_error(body: str, wrong: str) -> None:
+    [line] = problems(SMALL + f"extra_body: {body}\n")
+    assert line.startswith("mine.yaml:5: extra_body: ")
+    assert wrong in line
+    with pytest.raises(FileError, match="--extra-body: a is inf, a number") as raised:
+        load_scenario("chat", {"extra_body": {"a": float("inf")}})
+    assert len(raised.value.lines) == 1
 
 
 def test_header_values_are_not_kept_since_they_may_be_keys(tmp_path: Path) -> None:
@@ -131,10 +161,10 @@ def test_an_error_names_the_option_that_brought_it(tmp_path: Path) -> None:
     with pytest.raises(FileError) as raised:
         load_scenario(written(tmp_path, SMALL), changes)
     assert set(raised.value.lines) == {
-        "--rate: must be above 0, got -1",
+        "--rate: must be at least 0.000001, got -1",
         "--duration: needs a unit, for example 10s; got 10",
         "--set timeouts.totl: unknown key; did you mean 'total'? "
-        "(valid: connect, drain, first_token, total)",
+        "(valid: between_tokens, connect, drain, first_token, total)",
     }
 
 
@@ -154,6 +184,7 @@ def test_every_option_sets_a_key_that_exists() -> None:
         "warmup": "1s",
         "dialect": "openai-completions",
         "keep_text": True,
+        "tls.insecure": True,
     }
     for key in OPTIONS.values():
         load_scenario("chat", {key: values.get(key, "3")})
@@ -226,7 +257,8 @@ def test_the_example_in_the_docs_is_a_scenario_that_sets_every_key() -> None:
     text = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text(encoding="utf-8")
     [example, *_] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     scenario = loads(example, "docs/scenarios.md", Scenario)
-    assert scenario.model_fields_set == set(Scenario.model_fields) - {"name"}
+    # A mix stands in place of prompts, output and turns, in an example of its own.
+    assert scenario.model_fields_set == set(Scenario.model_fields) - {"name", "mix"}
 
 
 def test_the_docs_name_every_option_and_every_shipped_scenario() -> None:

@@ -14,6 +14,7 @@ from tests.loadgen.test_recorder import files_no_larger_than
 from prony_loadgen.drive import Load, LoadOver
 from prony_loadgen.endpoint import reach
 from prony_loadgen.folder import RunFolder
+from prony_loadgen.live import Live
 from prony_loadgen.plan import Plan
 from prony_loadgen.prompt import Prompt
 from prony_loadgen.record import RequestRecord
@@ -27,6 +28,7 @@ class FakeJudge:
 
     stop_after: int | None = None
     warmup: float | None = None
+    watching: bool = True
     planned: Plan | None = None
     seen: list[RequestRecord] = field(default_factory=list)
     judged: dict[str, object] = field(default_factory=dict)
@@ -38,6 +40,9 @@ class FakeJudge:
     def breached(self, record: RequestRecord) -> str | None:
         self.seen.append(record)
         return "too slow" if len(self.seen) == self.stop_after else None
+
+    def so_far(self, seen: Live) -> list[dict[str, object]]:
+        return []
 
     def finish(self, folder: RunFolder) -> int:
         self.judged = folder.read_run()

@@ -1,4 +1,4 @@
-"""Every OpenAI stream of the case collection gives its expected values, however it is cut.
+"""Every stream of the case collection gives its expected values, however it is cut.
 
 streams/NNN-name.http holds the exact bytes of an answer, NNN-name.json what is right.
 """
@@ -6,6 +6,7 @@ streams/NNN-name.http holds the exact bytes of an answer, NNN-name.json what is 
 import hashlib
 import itertools
 import json
+import selectors
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,15 @@ from tests.loadgen.replay_server import Peer, paced, serving
 from prony_loadgen.answer import Answer
 from prony_loadgen.dialects import DIALECTS, Said
 from prony_loadgen.http_response import ResponseReader
+from prony_loadgen.ndjson import LineStream
 from prony_loadgen.record import RequestRecord
+from prony_loadgen.shortcut import Shortcuts
 from prony_loadgen.sse import EventStream
 
 STREAMS = Path(__file__).parent / "streams"
 NAMES = sorted(path.stem for path in STREAMS.glob("*.json"))
+# The case of the collection that each stream belongs to, for the names of the tests.
+CASES = {name: json.loads((STREAMS / f"{name}.json").read_text())["case"] for name in NAMES}
 SHORT = [name for name in NAMES if (STREAMS / f"{name}.http").stat().st_size < 8000]
 
 
@@ -32,9 +37,9 @@ def load(name: str) -> tuple[bytes, dict[str, Any]]:
     return raw, json.loads((STREAMS / f"{name}.json").read_text())
 
 
-def answer_to(pieces: Iterable[bytes], dialect: str) -> Answer:
+def answer_to(pieces: Iterable[bytes], dialect: str, shortcuts: Shortcuts | None = None) -> Answer:
     """The answer after these pieces, one a second, and the close that follows them."""
-    answer = Answer(DIALECTS[dialect], keep_text=True)
+    answer = Answer(DIALECTS[dialect], keep_text=True, shortcuts=shortcuts)
     at = 0.0
     for at, piece in enumerate(pieces, start=1):
         answer.feed(piece, float(at))
@@ -94,7 +99,8 @@ def assert_right(answer: Answer | RequestRecord, case: dict[str, Any]) -> None:
 
 def server_said(case: dict[str, Any], raw: bytes) -> list[Said]:
     """What each event of a stream says, without the end mark and blank heartbeats."""
-    reader, stream, dialect = ResponseReader(), EventStream(), DIALECTS[case["dialect"]]
+    reader, dialect = ResponseReader(), DIALECTS[case["dialect"]]
+    stream = LineStream() if dialect.framing == "lines" else EventStream()
     events = stream.feed(reader.feed(raw))
     if (last := stream.flush()) is not None:
         events.append(last)
@@ -102,11 +108,11 @@ def server_said(case: dict[str, Any], raw: bytes) -> list[Said]:
     return [each for each in said if not each.done]
 
 
-def test_all_fifty_openai_streams_are_here() -> None:
-    assert len(NAMES) == 50
+def test_all_sixty_one_streams_are_here() -> None:
+    assert len(NAMES) == 61
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{CASES[name]}-{name}")
 def test_a_stream_sent_by_its_plan_over_a_socket_gives_its_expected_values(name: str) -> None:
     raw, case = load(name)
 
@@ -120,28 +126,47 @@ def test_a_stream_sent_by_its_plan_over_a_socket_gives_its_expected_values(name:
     assert RequestRecord.from_json(record.to_json()).text == record.text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("selector", [selectors.PollSelector, selectors.SelectSelector])
+def test_every_stream_gives_its_expected_values_without_epoll(
+    selector: type[selectors.BaseSelector],
+) -> None:
+    cases = {number: load(name) for number, name in enumerate(NAMES)}
+
+    def script(peer: Peer, asked: bytes) -> None:
+        raw, case = cases[int(asked.split(b"traceparent: 00-")[1][:32], 16) - 1]
+        paced(peer, raw, case["write_plan"], speed=0)
+        peer.close()
+
+    with serving(script) as server:
+        requests = [request(n, dialect=case["dialect"]) for n, (_, case) in cases.items()]
+        records = ask(server.url, *requests, selector=selector)
+    assert len(records) == len(NAMES)
+    for record in records:
+        assert_right(record, cases[int(record.id)][1])
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{CASES[name]}-{name}")
 def test_a_stream_in_one_piece_gives_its_expected_values(name: str) -> None:
     raw, case = load(name)
     assert_right(answer_to([raw], case["dialect"]), case)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{CASES[name]}-{name}")
 def test_a_stream_byte_by_byte_gives_its_expected_values(name: str) -> None:
     raw, case = load(name)
     bytes_ = (raw[at : at + 1] for at in range(len(raw)))
     assert_right(answer_to(bytes_, case["dialect"]), case)
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", SHORT, ids=lambda name: f"{CASES[name]}-{name}")
 def test_a_stream_cut_in_two_anywhere_gives_its_expected_values(name: str) -> None:
     raw, case = load(name)
     for cut in range(len(raw) + 1):
         assert_right(answer_to([raw[:cut], raw[cut:]], case["dialect"]), case)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{CASES[name]}-{name}")
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_a_stream_cut_at_random_places_gives_its_expected_values(
     name: str, data: st.DataObject
@@ -153,7 +178,20 @@ def test_a_stream_cut_at_random_places_gives_its_expected_values(
     assert_right(answer_to(pieces, case["dialect"]), case)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SHORT, ids=lambda name: f"{CASES[name]}-{name}")
+def test_what_other_streams_taught_changes_no_value(name: str) -> None:
+    raw, case = load(name)
+    shortcuts = Shortcuts(DIALECTS[case["dialect"]])
+    for other in NAMES:  # the last teacher is the stream itself
+        taught, of = load(other)
+        if of["dialect"] == case["dialect"]:
+            answer_to([taught], case["dialect"], shortcuts)
+    answer_to([raw], case["dialect"], shortcuts)
+    for cut in range(0, len(raw) + 1, 3):
+        assert_right(answer_to([raw[:cut], raw[cut:]], case["dialect"], shortcuts), case)
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{CASES[name]}-{name}")
 def test_the_first_token_and_the_first_content_are_in_the_right_events(name: str) -> None:
     raw, case = load(name)
     if case["error_kind"] in ("http_error", "wrong_content_type") or case.get("not_streamed"):

@@ -3,6 +3,7 @@
 import pytest
 
 from prony_loadgen.target import Target, TargetError, parse_target
+from prony_loadgen.tls import TlsOptions
 
 
 @pytest.mark.parametrize(
@@ -51,10 +52,9 @@ def test_an_endpoint_is_a_whole_url() -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("https://api.openai.com/v1", "TLS is not supported yet: https://api.openai.com/v1"),
-        ("HTTPS://api.openai.com", "TLS is not supported yet"),
         ("htp://localhost", "unknown scheme 'htp'"),
-        ("unix:///tmp/socket", "unknown scheme 'unix'"),
+        ("unix://tmp/socket", "expected the path of a socket"),
+        ("unix:///tmp/", "expected the path of a socket"),
         ("", "no target given"),
         ("   ", "no target given"),
         ("http://", "no host"),
@@ -100,6 +100,12 @@ def test_a_header_name_that_http_does_not_allow_is_named(name: str) -> None:
         parse_target("localhost", headers=[(name, "x")])
 
 
+@pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding", "TraceParent"])
+def test_a_header_that_every_request_has_from_us_is_refused_by_name(name: str) -> None:
+    with pytest.raises(TargetError, match=f"header {name}: Prony sets it itself"):
+        parse_target("localhost", headers=[(name, "5")])
+
+
 @pytest.mark.parametrize("value", ["a\r\nX-More: b", "a\x00", "é€"])
 def test_a_header_value_that_http_does_not_allow_is_refused_unseen(value: str) -> None:
     for headers, key in (([("X-Key", value)], None), ([], value)):
@@ -111,3 +117,15 @@ def test_a_header_value_that_http_does_not_allow_is_refused_unseen(value: str) -
 def test_a_target_made_by_hand_needs_no_headers_or_timeouts() -> None:
     target = Target(url="http://h:1", host="h", port=1, base_path="/v1")
     assert (target.headers, target.timeouts.connect, target.timeouts.total) == ((), 5.0, 300.0)
+
+
+def test_https_and_unix_targets_are_shown_as_they_were_named() -> None:
+    secure = parse_target("https://api.openai.com")
+    assert (secure.port, secure.scheme, secure.host_header) == (443, "https", "api.openai.com")
+    assert secure.endpoint("/models") == "https://api.openai.com:443/v1/models"
+    socket = parse_target("unix:///run/llm.sock")
+    assert (socket.url, socket.unix) == ("unix:///run/llm.sock", "/run/llm.sock")
+    assert socket.endpoint("/models") == "unix:///run/llm.sock /v1/models"
+    assert (secure.route(), socket.route()) == ("directly", "directly")
+    trusting = parse_target("https://h", tls=TlsOptions(insecure=True))
+    assert trusting.route() == "without checking its certificate"

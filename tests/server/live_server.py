@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from prony_server.app import Stop, run
 from prony_server.config import ServeConfig
+from prony_server.trace_ring import TraceRing
 
 JSON = {"Content-Type": "application/json"}
 
@@ -127,6 +128,8 @@ def live_server(**settings: Any) -> Iterator[LiveServer]:
     config = ServeConfig(**{"model": "tiny", "port": 0, "torch_threads": 1, **settings})
     registry, spans, tracers = CollectorRegistry(), InMemorySpanExporter(), TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(spans))
+    ring = TraceRing()
+    tracers.add_span_processor(SimpleSpanProcessor(ring))
     started: Future[LiveServer] = Future()
     code: Future[int] = Future()
 
@@ -141,7 +144,9 @@ def live_server(**settings: Any) -> Iterator[LiveServer]:
             started.set_result(LiveServer(url, registry, spans, signal, code))
 
         tracer = tracers.get_tracer("test")
-        return await run(config, registry=registry, tracer=tracer, ready=ready, stop=stop)
+        return await run(
+            config, registry=registry, tracer=tracer, ready=ready, stop=stop, traces=ring
+        )
 
     def main() -> None:
         try:

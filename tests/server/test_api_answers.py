@@ -85,10 +85,12 @@ def test_streamed_and_whole_answers_have_the_same_text(server: LiveServer) -> No
 
 
 def test_a_seed_repeats_an_answer_and_another_seed_changes_it(server: LiveServer) -> None:
-    first, second, other = (
-        server.complete(max_tokens=30, seed=seed).json["choices"][0]["text"] for seed in (3, 3, 4)
+    first, second, *others = (
+        server.complete(max_tokens=30, seed=seed).json["choices"][0]["text"]
+        for seed in (3, 3, 4, -3, 2**63 - 1, -(2**63))
     )
-    assert first == second != other
+    assert first == second
+    assert len({first, *others}) == 5
 
 
 def test_both_names_of_the_output_limit_are_understood_by_both_endpoints(

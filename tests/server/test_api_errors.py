@@ -36,7 +36,7 @@ def refused(answer: Any, status: int = 400) -> Any:
         *(("max_completion_tokens", value) for value in (0, -186, [1])),
         *(("temperature", value) for value in (-1, 2.1, "0", True)),
         *(("top_p", value) for value in (0, 1.5, -0.1)),
-        *(("repetition_penalty", value) for value in (0, -1, "x")),
+        *(("repetition_penalty", value) for value in (0, -1, 1e-300, 1e300, "x")),
         *(("seed", value) for value in (1.5, "7", 2**63)),
         *(("n", value) for value in (0, 2, "1", True)),
         ("ignore_eos", "yes"),

@@ -38,6 +38,16 @@ def test_what_the_user_names_is_taken() -> None:
         (EngineConfig(max_model_len=5000), {}, "max_model_len 5000 is above .* context of 4096"),
         (EngineConfig(), {"context": None}, "names no context length; give max_model_len"),
         (EngineConfig(), {"free_memory": 1000}, "no memory for the KV cache"),
+        (
+            EngineConfig(num_gpu_blocks=99_999_999_999),
+            {},
+            r"num_gpu_blocks 99,999,999,999 need [\d,.]+ GiB, and 8.0 GiB are free",
+        ),
+        (
+            EngineConfig(max_num_seqs=999_999_999_999),
+            {},
+            r"max_num_seqs 999,999,999,999 need [\d,.]+ GiB .*, and 8.0 GiB are free",
+        ),
     ],
 )
 def test_limits_that_cannot_hold_are_refused(

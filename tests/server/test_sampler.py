@@ -145,7 +145,9 @@ def test_a_row_without_finite_logits_is_marked_and_the_others_are_not(bad: float
         ({"temperature": math.nan}, "temperature must be 0 or more, got nan"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_p": 1.1}, "top_p must be above 0 and at most 1, got 1.1"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0, got 0.0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be from 0.01 to 100, got 0.0"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty must be from 0.01 to 100"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty must be from 0.01 to 100"),
     ],
 )
 def test_parameters_out_of_range_are_refused_by_name(

@@ -57,8 +57,14 @@ def many(n: int, **facts: Any) -> list[RequestRecord]:
 
 
 def with_slow(n: int, slow: int, *, fast: float = 0.1, slowly: float = 2.0) -> list[RequestRecord]:
-    """`n` requests, the first `slow` of them with a slow first token."""
-    return [request(i / 10, ttft=slowly if i < slow else fast) for i in range(n)]
+    """`n` requests, `slow` of them with a slow first token, evenly among the others."""
+    places = {int((i + 0.5) * n / slow) for i in range(slow)}
+    return [request(i / 10, ttft=slowly if i in places else fast) for i in range(n)]
+
+
+def with_burst(n: int, slow: int) -> list[RequestRecord]:
+    """`n` requests, of which the first `slow` have a slow first token, one after the other."""
+    return [request(i / 10, ttft=2.0 if i < slow else 0.1) for i in range(n)]
 
 
 def run_of(records: Sequence[RequestRecord], **facts: Any) -> Measured:

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.slo.runs import (
     cut,
@@ -13,7 +13,6 @@ from tests.slo.runs import (
     run_of,
     slo_of,
     ttft_under,
-    with_slow,
 )
 
 from prony_slo.ahead import BreachWatch, can_decide, undecidable
@@ -81,7 +80,6 @@ def test_good_requests_never_make_a_breach_certain() -> None:
     ("slo", "planned"),
     [
         (slo_of(ttft_under(0.5, 0.01)), 300),  # the file does not ask for it
-        (slo_of(ttft_under(0.5, 0.01), measure=STOPS), None),  # nobody knows how many will come
         (slo_of(ttft_under(0.5, 0.01), measure=STOPS), 0),
         (slo_of(ttft_under(0.5, 0.01, severity="warn"), measure=STOPS), 300),
         (
@@ -112,20 +110,70 @@ def test_failures_make_a_breach_certain_and_requests_still_running_do_not() -> N
 
 
 @given(st.integers(0, 2**32), st.integers(40, 400), st.sampled_from([0.01, 0.05, 0.2]))
-def test_what_is_certain_early_is_the_verdict_at_the_end(
+@settings(deadline=None)
+def test_a_run_that_was_stopped_early_is_a_breach_by_what_it_has(
     seed: int, planned: int, limit: float
 ) -> None:
     rng = random.Random(seed)
-    records = with_slow(planned, int(planned * limit * rng.uniform(0, 4)))
-    rng.shuffle(records)
+    bad = int(planned * limit * rng.uniform(0, 4))
+    slow = [True] * bad + [False] * (planned - bad)
+    rng.shuffle(slow)
+    records = [request(i / 10, ttft=2.0 if late else 0.1) for i, late in enumerate(slow)]
     slo = slo_of(ttft_under(0.5, limit), measure=STOPS)
     watch = BreachWatch(slo, planned, ALWAYS)
     stopped_at = next((i for i, r in enumerate(records) if watch.add(r)), None)
-    at_the_end = judge(slo, run_of(records), []).exit_code
-    assert (stopped_at is not None) == (at_the_end == 1)
     if stopped_at is not None:
         early = run_of(records[: stopped_at + 1], stopped_early=watch.reason)
         assert judge(slo, early, []).exit_code == 1
+
+
+def test_a_plain_breach_stops_a_run_of_unknown_length_soon() -> None:
+    rng = random.Random(1)
+    slo = slo_of(ttft_under(0.5, 0.01), measure=STOPS)
+    watch = BreachWatch(slo, None, ALWAYS)
+    records = [request(i / 10, ttft=2.0 if rng.random() < 0.05 else 0.1) for i in range(3000)]
+    stopped_at = next(i for i, record in enumerate(records) if watch.add(record))
+    assert 20 <= stopped_at < 500
+    assert watch.reason is not None and "of the first" in watch.reason
+    early = run_of(records[: stopped_at + 1], stopped_early=watch.reason)
+    assert judge(slo, early, []).exit_code == 1
+
+
+def test_a_long_planned_run_stops_on_evidence_before_counting_could() -> None:
+    rng = random.Random(2)
+    slo = slo_of(ttft_under(0.5, 0.01), measure=STOPS)
+    watch = BreachWatch(slo, 100_000, ALWAYS)
+    records = (request(i / 10, ttft=2.0 if rng.random() < 0.05 else 0.1) for i in range(3000))
+    assert next(i for i, record in enumerate(records) if watch.add(record)) < 500
+
+
+def test_of_200_runs_that_keep_their_promise_few_are_stopped() -> None:
+    rng = random.Random(3)
+    slo = slo_of(ttft_under(0.5, 0.05), measure=STOPS)
+    stopped = 0
+    for _ in range(200):
+        watch = BreachWatch(slo, None, ALWAYS)
+        stopped += any(
+            watch.add(request(i / 10, ttft=2.0 if rng.random() < 0.05 else 0.1)) for i in range(400)
+        )
+    assert stopped <= 7  # 1 % are 2; 7 is the 99.9 % limit
+
+
+def test_a_burst_stops_no_run() -> None:
+    """30 slow requests in a row of 1,000: one event, whose like may never come again."""
+    slo = slo_of(ttft_under(0.5, 0.01), measure=STOPS)
+    watch = BreachWatch(slo, None, ALWAYS)
+    records = [request(i / 10, ttft=2.0 if 500 <= i < 530 else 0.1) for i in range(1000)]
+    assert not any(watch.add(record) for record in records)
+
+
+def test_a_class_is_watched_alone_and_a_stage_never() -> None:
+    slow = [request(i, ttft=2.0, cls="batch") for i in range(60)]
+    slo = slo_of(ttft_under(0.5, 0.01, cls="chat"), measure=STOPS)
+    assert not any(BreachWatch(slo, None, ALWAYS).add(record) for record in slow)
+    for facts, wanted in (({"cls": "batch"}, True), ({"stage": "steady"}, False)):
+        watch = BreachWatch(slo_of(ttft_under(0.5, 0.01, **facts), measure=STOPS), None, ALWAYS)
+        assert [watch.add(record) for record in slow][-1] is wanted
 
 
 def test_a_joint_condition_is_watched_as_one() -> None:

@@ -15,15 +15,29 @@ from tests.slo.runs import (
     run_of,
     slo_of,
     ttft_under,
+    with_burst,
     with_slow,
 )
 
 from prony_loadgen.doubts import Doubt, find_doubts
 from prony_loadgen.record import Outcome, RequestRecord
+from prony_loadgen.summary import Stage
 from prony_slo.gate import goodput, judge
 from prony_slo.intervals import lower, upper
 from prony_slo.objective import load_slo
-from prony_slo.promise import Band, Condition, Floor, Measure, Objective, Share
+from prony_slo.pairs import Change
+from prony_slo.promise import (
+    Band,
+    Check,
+    Condition,
+    Floor,
+    Marked,
+    Measure,
+    Objective,
+    Regression,
+    Share,
+)
+from prony_slo.regression import judge_changes
 from prony_slo.verdicts import ObjectiveResult
 
 INVALID = Doubt("send_lag", "invalid", "sent late", "a lower rate", {})
@@ -169,7 +183,7 @@ def test_a_request_cut_by_the_end_is_not_an_error_and_its_age_says_nothing_of_it
 
 
 def test_unfinished_requests_are_bad_where_the_file_says_so() -> None:
-    records = many(300) + [cut(30.0, ended=30.1) for _ in range(20)]
+    records = many(300) + [cut(1.5 * i, ended=1.5 * i + 0.1) for i in range(20)]
     slo = slo_of(ttft_under(0.5, 0.01), errors_under(0.01), measure=Measure(unfinished_is_bad=True))
     for result in judge(slo, run_of(records), []).objectives:
         assert (result.verdict, result.bad) == ("breach", 20)
@@ -207,6 +221,14 @@ def test_q09_a_thousand_answers_with_no_token_do_not_pass() -> None:
     assert (judgement.verdict, judgement.exit_code) == ("invalid", 4)
 
 
+@pytest.mark.parametrize(("percentile", "n"), [("p99", 8), ("p99.9", 200)])
+def test_q06_too_few_requests_for_a_percentile_decide_nothing(percentile: str, n: int) -> None:
+    judgement = judge(load_slo([f"ttft {percentile} < 500ms"]), run_of(many(n)), [])
+    assert judgement.exit_code == 3
+    assert judgement.objectives[0].n == n
+    assert judgement.objectives[0].value == pytest.approx(0.1)  # never beyond the largest
+
+
 # Q11: joint conditions and goodput
 
 JOINT = Share((Condition("ttft", 0.5), Condition("tpot", 0.05)), 0.2)
@@ -233,6 +255,13 @@ def test_q11_goodput_is_over_all_attempts_and_per_second_of_the_window() -> None
     }
 
 
+def test_an_answer_without_output_is_no_goodput_with_conditions_and_without() -> None:
+    empty = [request(4.0 + i, ttft=None, flags=("empty",)) for i in range(3)]
+    run = run_of([request(0.0), *empty], window=(0.0, 8.0))
+    for slo in (slo_of(errors_under(0.01)), slo_of(ttft_under(0.5, 0.01))):
+        assert goodput(slo, run) == {"goodput_share": 1 / 4, "goodput_per_s": 1 / 8}
+
+
 def test_goodput_takes_the_conditions_of_all_objectives_together() -> None:
     slo = load_slo(["ttft p99 < 500ms", "tpot p95 < 50ms", "errors < 1%"])
     assert goodput(slo, run_of(KINDS))["goodput_share"] == pytest.approx(2 / 6)
@@ -250,6 +279,28 @@ def test_answers_of_one_token_are_out_of_a_tpot_objective() -> None:
     assert (result.verdict, result.n, result.left_out) == ("pass", 300, {"no tpot": 7})
 
 
+# Regression
+
+
+def test_a_regression_changes_the_code_as_an_objective_does() -> None:
+    check = Check("ttft p50", "ttft", "p50", 0.05, "test.yaml:9")
+    regression = Regression((check,))
+    slo = slo_of(ttft_under(0.5, 0.01), regression=regression)
+    run = run_of(many(300))
+
+    def code_of(*changes: float, missing: bool = False) -> int:
+        results = judge_changes(regression, {check.id: [Change(c, 300) for c in changes]})
+        judgement = judge(slo, run, [], regression=results, baseline_missing=missing)
+        assert judgement.to_json()["regression"][0]["id"] == "ttft p50"
+        return judgement.exit_code
+
+    assert code_of(0.0, 0.0, 0.0) == 0
+    assert code_of(0.2, 0.2, 0.2) == 1
+    assert code_of(0.2) == 3
+    assert code_of(0.2, missing=True) == 3
+    assert judge(slo, run, []).exit_code == 0  # nobody compared anything
+
+
 # Fewest requests
 
 
@@ -265,6 +316,125 @@ def test_a_share_that_lies_on_the_limit_says_that_more_will_not_help() -> None:
     result = judged(ttft_under(0.5, 0.01), with_slow(100, 1))
     assert result.needed_more is None
     assert "no number of requests would settle it" in result.text
+
+
+# Bursts, several runs
+
+
+def test_slow_requests_in_a_row_are_worth_less_and_the_line_says_so() -> None:
+    """7 slow of 300 are a breach where they came one by one, and one event where in a row."""
+    result = judged(ttft_under(0.5, 0.01), with_burst(300, 7))
+    assert result.verdict == "inconclusive"
+    assert result.n_eff is not None and result.n_eff < 60
+    assert "of 300 requests miss ttft <= 500 ms (in bursts: worth" in result.text
+    assert "bursts decide it: true of this trace of arrivals, maybe not of another" not in (
+        judged(ttft_under(0.5, 0.01), with_slow(300, 7)).text
+    )
+
+
+def test_several_runs_are_judged_as_one() -> None:
+    slo = slo_of(ttft_under(0.5, 0.01))
+    assert judge(slo, [run_of(many(100))] * 2, []).exit_code == 3
+    together = judge(slo, [run_of(many(100))] * 3, [])
+    assert (together.exit_code, together.objectives[0].n) == (0, 300)
+    assert judge(slo, [run_of(many(300)), run_of(with_slow(300, 200))], []).exit_code == 3
+    assert judge(slo, [run_of(with_slow(300, 100))] * 3, []).exit_code == 1
+
+
+def test_one_interrupted_run_of_several_keeps_them_from_passing() -> None:
+    runs = [run_of(many(300)), run_of(many(300), interrupted=True)]
+    assert judge(slo_of(ttft_under(0.5, 0.01)), runs, []).exit_code == 4
+
+
+def test_three_runs_give_a_rate_its_interval() -> None:
+    floor = Objective("tput", Floor("requests_per_s", 9.0), "test.yaml:1")
+    result = judge(slo_of(floor), [run_of(many(300), window=(0.0, 30.0))] * 3, []).objectives[0]
+    assert result.bounds is not None and "no uncertainty" not in result.text
+    assert result.verdict == "pass"
+
+
+def test_three_rates_that_differ_leave_a_minimum_between_them_open() -> None:
+    runs = [run_of(many(n), window=(0.0, 30.0)) for n in (200, 300, 250)]
+    for least, verdict in ((4.0, "pass"), (8.0, "inconclusive"), (12.0, "breach")):
+        floor = Objective("tput", Floor("requests_per_s", least), "test.yaml:1")
+        assert judge(slo_of(floor), runs, []).objectives[0].verdict == verdict
+
+
+# Classes, stages, quality
+
+MIXED = [request(i / 10, cls="long" if i % 2 else "short") for i in range(600)]
+STAGES = (Stage("ramp", 0.0, 20.0), Stage("steady", 20.0, 60.0))
+
+
+def test_an_objective_of_a_class_judges_its_requests_only() -> None:
+    slow = [request(i / 10, cls="batch", ttft=2.0) for i in range(300)]
+    chat = ttft_under(0.5, 0.01, cls="chat")
+    result = judged(chat, many(300) + slow)
+    assert (result.verdict, result.n) == ("pass", 300)
+    assert result.promise.endswith("of requests (class chat)")
+    assert judged(ttft_under(0.5, 0.01, cls="batch"), many(300) + slow).verdict == "breach"
+
+
+def test_q03_a_class_or_stage_that_is_not_there_is_no_data_and_names_the_nearest() -> None:
+    text = judged(ttft_under(0.5, 0.01, cls="shrot"), MIXED).text
+    assert text == (
+        "no data: this run has no class named shrot; did you mean 'short'? (it has: long, short)"
+    )
+    stage = ttft_under(0.5, 0.01, stage="stedy")
+    assert "did you mean 'steady'" in judged(stage, MIXED, stages=STAGES).text
+    assert judged(stage, MIXED).verdict == "inconclusive"
+    assert judged(stage, MIXED).text.endswith("it has none at all")
+
+
+def test_an_objective_of_a_stage_judges_what_was_intended_in_it() -> None:
+    ramp_is_slow = [request(i / 10, ttft=2.0 if i < 200 else 0.1) for i in range(600)]
+    steady = ttft_under(0.5, 0.01, stage="steady")
+    result = judged(steady, ramp_is_slow, stages=STAGES)
+    assert (result.verdict, result.n) == ("pass", 400)
+    rate = Objective("r", Floor("requests_per_s", 9.5), "test.yaml:1", stage="steady")
+    assert judged(rate, ramp_is_slow, stages=STAGES).verdict == "pass"
+
+
+def test_dropped_arrivals_that_might_belong_to_a_class_forbid_its_pass_and_show_no_breach() -> None:
+    objective = ttft_under(0.5, 0.01, cls="short")
+    assert judged(objective, MIXED).verdict == "pass"
+    result = judged(objective, MIXED, dropped=30)
+    assert (result.verdict, result.bad) == ("inconclusive", 0)
+    assert "30 arrivals were never sent, and might belong here" in result.text
+
+
+SAME = Objective("same", Marked("mismatch_share", 0.02), "test.yaml:1")
+LOOKED_AT = frozenset({"mismatch_share", "truncated_share", "repetition_share"})
+
+
+def test_quality_that_nobody_looked_at_is_not_collected() -> None:
+    result = judged(SAME, many(300))
+    assert result.verdict == "inconclusive"
+    assert result.text == "not collected: nobody looked at mismatch_share in this run"
+
+
+def test_answers_that_differ_from_their_reference_are_bad() -> None:
+    right = [request(i / 10, flags=("match",)) for i in range(280)]
+    wrong = [request(i / 10 + 0.05, flags=("mismatch",)) for i in range(0, 280, 14)]
+    free = many(50)
+    assert judged(SAME, right + free, quality=LOOKED_AT).verdict == "pass"
+    result = judged(SAME, right + wrong + free, quality=LOOKED_AT)
+    assert (result.verdict, result.n, result.bad) == ("breach", 300, 20)
+    assert result.left_out == {"without a reference": 50}
+    assert result.text.startswith("6.67 % of 300 answers (mismatch), limit 2 %")
+
+
+def test_cut_and_repeating_answers_are_told_by_their_flags() -> None:
+    for metric, flag in (("truncated_share", "truncated"), ("repetition_share", "repetition")):
+        objective = Objective("q", Marked(metric, 0.02), "test.yaml:1")  # type: ignore[arg-type]
+        bad = [request(i / 10, flags=(flag,) if i % 10 == 0 else ()) for i in range(300)]
+        assert judged(objective, many(300), quality=LOOKED_AT).verdict == "pass"
+        assert judged(objective, bad, quality=LOOKED_AT).verdict == "breach"
+
+
+def test_no_answer_at_all_is_no_data_for_quality() -> None:
+    lost = [refused(i / 10) for i in range(300)]
+    assert judged(SAME, lost, quality=LOOKED_AT).verdict == "inconclusive"
 
 
 # Rates and gauges
@@ -295,7 +465,8 @@ def test_good_requests_per_second_are_counted_by_another_objective() -> None:
     run = run_of(with_slow(300, 90), window=(0.0, 30.0))
     result = judge(slo_of(good, floor), run, []).objectives[1]
     assert result.verdict == "breach"
-    assert result.value == pytest.approx(7.0)
+    # 210 of the 300 are good; the answer to the last one ended after the window.
+    assert result.value == pytest.approx(209 / 30)
 
 
 @pytest.mark.parametrize(
@@ -389,11 +560,11 @@ def test_q12_a_run_that_stopped_early_can_show_a_breach_and_no_pass() -> None:
 
 
 def test_the_line_of_a_breach_names_share_bound_limit_and_budget() -> None:
-    records = [request(i / 10, ttft=2.0 if i < 91 else 0.1) for i in range(4812)]
-    result = judged(ttft_under(0.5, 0.01), records)
+    result = judged(ttft_under(0.5, 0.01), with_slow(4812, 91))
     assert result.text == (
         "1.89 % of 4,812 requests miss ttft <= 500 ms, limit 1 %, at least 1.58 % with 95 % "
-        "confidence; p99 is 2,000 ms | budget 48.1 bad requests, 91 used (189 %)"
+        "confidence; p99 is 2,000 ms | budget 48.1 bad requests, 91 used (189 %), at most 108 "
+        "(225 %) by chance"
     )
 
 

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -42,6 +42,7 @@ def test_nothing_measured_bounds_nothing() -> None:
 
 
 @given(n=st.integers(1, 2000), bad=st.integers(0, 2000), confidence=st.floats(0.5, 0.999))
+@settings(deadline=None)
 def test_a_bound_is_the_share_at_which_the_count_has_just_the_allowed_probability(
     n: int, bad: int, confidence: float
 ) -> None:
@@ -53,6 +54,7 @@ def test_a_bound_is_the_share_at_which_the_count_has_just_the_allowed_probabilit
 
 
 @given(n=st.integers(1, 3000), limit=st.floats(0.0005, 0.5), confidence=st.floats(0.5, 0.999))
+@settings(deadline=None)
 def test_allowed_and_certain_breach_are_the_edges_of_the_undecided(
     n: int, limit: float, confidence: float
 ) -> None:

@@ -7,7 +7,17 @@ import pytest
 
 from prony_loadgen.strict_yaml import FileError
 from prony_slo.objective import load_slo, read_slo
-from prony_slo.promise import Band, Condition, Floor, Measure, Share, SloFile
+from prony_slo.promise import (
+    Band,
+    Baseline,
+    Condition,
+    Floor,
+    Marked,
+    Measure,
+    Query,
+    Share,
+    SloFile,
+)
 from prony_slo.schema import schema
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -31,6 +41,13 @@ def objective_error(folder: Path, line: str) -> str:
     assert len(told) == 1, told
     assert told[0].startswith("gate.yaml:3"), told
     return told[0]
+
+
+ONE_CHECK = "checks: [{metric: ttft, stat: p50, tolerance: 5%}]"
+
+
+def check(keys: str) -> str:
+    return f"regression: {{checks: [{{{keys}}}]}}"
 
 
 WHOLE = """\
@@ -173,8 +190,15 @@ def test_q03_a_key_given_twice_is_refused(tmp_path: Path) -> None:
         ("{id: a, metric: error_rate, at_most: 1%, confidence: 30%}", "at least 50%"),
         ("{id: a, metric: error_rate, at_most: 1%, confidence: 95}", "must be a ratio"),
         ("{id: a, metric: error_rate, at_most: 1%, min_requests: 0}", "must be at least 1"),
-        ("{id: a, metric: error_rate, at_most: 1%, stage: steady}", "stage: not supported yet"),
-        ("{id: a, promql: up, at_most: 0.95}", "promql: not supported yet"),
+        ("{id: a, promql: up}", "promql needs at_least or at_most, for example 0.95"),
+        ("{id: a, promql: up, at_most: 1, at_least: 2}", "nothing could pass"),
+        ("{id: a, promql: up, at_most: 95ms}", "must be a ratio such as 99%"),
+        ("{id: a, promql: up, metric: e2e, at_most: 1s}", "`promql:` and `metric:` exclude each"),
+        ("{id: a, promql: up, good: {ttft: 1s}, at_least: 1}", "exclude each other"),
+        ("{id: a, promql: up, at_most: 1, class: chat}", "class: what the server does has no"),
+        ("{id: a, metric: mismatch_share, at_most: 0%}", "that none will ever fail"),
+        ("{id: a, metric: mismatch_shar, at_most: 1%}", "did you mean 'mismatch_share'"),
+        ("{id: a, metric: error_rate, at_most: 1%, clas: chat}", "did you mean 'class'"),
         ("{metric: error_rate, at_most: 1%}", "id: is missing"),
     ],
 )
@@ -187,10 +211,31 @@ def test_a_mistake_in_an_objective_is_one_line_with_its_place(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("regression: {checks: []}", "gate.yaml:2: regression: not supported yet"),
-        ("export: {prometheus: {}}", "gate.yaml:2: export: not supported yet"),
-        ("measure: {require_steady: true}", "measure.require_steady: not supported yet"),
-        ("measure: {warmup: {mode: auto}}", "measure.warmup: only a fixed time such as 3s"),
+        ("regression: {checks: []}", "gate.yaml:2: regression.checks"),
+        ("regression: {}", "regression.checks: is missing"),
+        (f"regression: {{alpha: 1, {ONE_CHECK}}}", "alpha: must be above 0 and at most 0.2"),
+        (f"regression: {{pairs: {{min: 5, max: 4}}, {ONE_CHECK}}}", "must be at least min (5)"),
+        (f"regression: {{pairs: {{min: 1}}, {ONE_CHECK}}}", "pairs.min: must be at least 2"),
+        (f"regression: {{baseline: {{mod: a}}, {ONE_CHECK}}}", "did you mean 'mode'"),
+        (f"regression: {{baseline: {{missing: wran}}, {ONE_CHECK}}}", "did you mean 'warn'"),
+        (check("metric: ttft, tolerance: 5%"), "checks[0].stat: must be one of p50, p90"),
+        (check("metric: ttft, stat: tale, tolerance: 5%"), "did you mean 'tail'"),
+        (check("metric: tfft, stat: p50, tolerance: 5%"), "did you mean 'ttft'"),
+        (check("metric: ttft, stat: p50, tolerance: 1pp"), "is in a ratio, such as 5%"),
+        (check("metric: error_rate, tolerance: 1%"), "is in percentage points, such as 1pp"),
+        (check("metric: ttft, stat: p50, tolerance: 0%"), "must be above 0"),
+        (check("metric: ttft, stat: p50"), "checks[0].tolerance: is missing"),
+        (check("metric: goodput, tolerance: 1pp"), "of: goodput needs the id"),
+        (check("metric: goodput, of: e, tolerance: 1pp"), "must be the id of an objective with"),
+        (check("metric: ttft, of: e, stat: p50, tolerance: 5%"), "belongs to goodput only"),
+        (check("metric: requests_per_s, stat: p50, tolerance: 5%"), "has the stat rate only"),
+        ("export: {prometheus: {profil: vllm}}", "did you mean 'profile'"),
+        ("export: {prometheus: {profile: tgi}}", "must be one of prony, vllm, sglang"),
+        ("export: {prometheus: {window: long}}", "export.prometheus.window"),
+        ("measure: {require_steady: 1}", "must be true or false, got 1"),
+        ("measure: {warmup: {mode: aout}}", "measure.warmup.mode: must be one of auto, fixed"),
+        ("measure: {warmup: {max: 100%}}", "must be above 0% and under 100% of the run"),
+        ("measure: {prometheus: 127.0.0.1:9090}", "measure.prometheus"),
         ("measure: {warmup: 3}", "measure.warmup: needs a unit"),
         ("measure: {stop_on_breach: maybe}", "must be true or false, got 'maybe'"),
         ("measure: {violations: [timeout, dropped]}", "error always counts as bad"),
@@ -207,6 +252,136 @@ def test_a_mistake_beside_the_objectives_names_its_line(
     assert len(told) == 1
     assert told[0].startswith("gate.yaml:2: ")
     assert said in told[0]
+
+
+# gate.md of the research behind Prony, section 5.1
+DOCUMENTED = """\
+apiVersion: prony/v1
+kind: SLOFile
+metadata: {name: chat-gate, service: llm-chat}
+defaults: {severity: fail, confidence: 0.95, on_inconclusive: inconclusive, min_requests: 300}
+measure:
+  warmup: {mode: auto, min: 30s, max: 40%}
+  violations: [error, timeout, dropped, unfinished]
+  require_steady: true
+  prometheus: http://127.0.0.1:9090
+objectives:
+  - {id: ttft,     good: {ttft: "<= 500ms"}, at_least: 99%, scenario: chat, stage: steady}
+  - {id: goodput,  good: {ttft: "<= 500ms", tpot: "<= 50ms"}, at_least: 95%, class: short}
+  - {id: e2e-p99,  metric: e2e, percentile: 99, at_most: 12s, severity: warn}
+  - {id: errors,   metric: error_rate, at_most: 0.5%}
+  - {id: tput,     metric: output_tokens_per_s, at_least: 1200, stage: saturate}
+  - {id: good-rps, metric: goodput_rps, of: goodput, at_least: 8, stage: steady}
+  - {id: same,     metric: mismatch_share, at_most: 2%}
+  - id: kv-cache
+    promql: max_over_time(avg(vllm:kv_cache_usage_perc{job="vllm"})[$window:5s])
+    at_most: 0.95
+    severity: warn
+regression:
+  baseline: {ref: main, mode: interleaved, missing: inconclusive}
+  pairs: {min: 3, max: 10}
+  alpha: 0.01
+  checks:
+    - {metric: ttft, stat: p50, tolerance: 5%, stage: steady}
+    - {metric: ttft, stat: tail, tolerance: 10%, stage: steady}
+    - {metric: goodput, of: goodput, stat: share, tolerance: 1pp, stage: steady}
+    - {metric: ttft, stat: p99, tolerance: 20%, class: short, severity: warn}
+    - {metric: output_tokens_per_s, stat: rate, tolerance: 5%, stage: saturate}
+export:
+  prometheus: {job: vllm, window: 30d, profile: vllm}
+"""
+
+
+def test_a_file_with_all_sections_is_read_whole(tmp_path: Path) -> None:
+    slo = read(tmp_path, DOCUMENTED)
+    assert slo.measure == Measure(
+        warmup=30.0,
+        unfinished_is_bad=True,
+        require_steady=True,
+        find_warmup=True,
+        warmup_max=0.4,
+        prometheus="http://127.0.0.1:9090",
+    )
+    ttft, goodput, *_, same, kv = slo.objectives
+    assert (ttft.stage, ttft.scenario, goodput.cls) == ("steady", "chat", "short")
+    assert same.promise == Marked("mismatch_share", 0.02)
+    query = 'max_over_time(avg(vllm:kv_cache_usage_perc{job="vllm"})[$window:5s])'
+    assert kv.promise == Query(query, None, 0.95)
+    wanted = {"job": "vllm", "window": "30d", "profile": "vllm"}
+    assert slo.export["prometheus"].items() >= wanted.items()
+    assert slo.metadata["service"] == "llm-chat"
+
+
+def test_a_regression_section_is_read_whole(tmp_path: Path) -> None:
+    regression = read(tmp_path, DOCUMENTED).regression
+    assert regression is not None
+    assert regression.baseline == Baseline("main", "interleaved", "inconclusive")
+    assert (regression.min_pairs, regression.max_pairs, regression.alpha) == (3, 10, 0.01)
+    assert regression.alpha_each == 0.01 / 4  # the warning does not count
+    assert regression.place == "gate.yaml:22"
+    assert [(c.id, c.tolerance, c.severity, c.place) for c in regression.checks] == [
+        ("ttft p50 @steady", 0.05, "fail", "gate.yaml:27"),
+        ("ttft tail @steady", 0.10, "fail", "gate.yaml:28"),
+        ("goodput share @steady", 0.01, "fail", "gate.yaml:29"),
+        ("ttft p99 @short", 0.20, "warn", "gate.yaml:30"),
+        ("output_tokens_per_s rate @saturate", 0.05, "fail", "gate.yaml:31"),
+    ]
+    assert regression.checks[2].conditions == (Condition("ttft", 0.5), Condition("tpot", 0.05))
+
+
+def test_a_fixed_number_of_pairs_is_one_number(tmp_path: Path) -> None:
+    text = (
+        "objectives: [{id: e, metric: error_rate, at_most: 1%}]\n"
+        f"regression: {{pairs: 5, {ONE_CHECK}}}\n"
+    )
+    regression = read(tmp_path, text).regression
+    assert regression is not None and (regression.min_pairs, regression.max_pairs) == (5, 5)
+
+
+def test_only_one_of_several_files_may_have_a_regression_section(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"objectives: [{{id: {name}, metric: error_rate, at_most: 1%}}]\n"
+            f"regression: {{{ONE_CHECK}}}\n"
+        )
+    one = load_slo([str(tmp_path / "a.yaml"), "ttft p99 < 1s"])
+    assert one.regression is not None
+    with pytest.raises(FileError, match=r"a\.yaml:2 and b\.yaml:2: only one of several files"):
+        load_slo([str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")])
+
+
+def test_the_same_check_twice_is_refused(tmp_path: Path) -> None:
+    twice = "{metric: ttft, stat: p50, tolerance: 5%}, {metric: ttft, stat: p50, tolerance: 9%}"
+    told = errors(
+        tmp_path,
+        "objectives: [{id: e, metric: error_rate, at_most: 1%}]\n"
+        f"regression: {{checks: [{twice}]}}\n",
+    )
+    assert told == ["gate.yaml:2: the check 'ttft p50' was given before"]
+
+
+def test_objectives_that_no_value_can_keep_both_are_refused(tmp_path: Path) -> None:
+    told = errors(
+        tmp_path,
+        "objectives:\n"
+        "  - {id: busy, metric: gpu_utilization, at_least: 60%}\n"
+        "  - {id: idle, metric: gpu_utilization, at_most: 50%}\n",
+    )
+    assert told == [
+        "gate.yaml:3: idle and busy (gate.yaml:2) contradict each other: no value of "
+        "gpu_utilization keeps both"
+    ]
+    queries = "  - {id: a, promql: x, at_least: 2}\n  - {id: b, promql: x, at_most: 1}\n"
+    assert "contradict" in errors(tmp_path, f"objectives:\n{queries}")[0]
+
+
+def test_two_shares_of_one_condition_do_not_contradict_each_other(tmp_path: Path) -> None:
+    text = (
+        "objectives:\n"
+        "  - {id: most, good: {ttft: 500ms}, at_least: 95%}\n"
+        "  - {id: nearly, good: {ttft: 500ms}, at_least: 99%}\n"
+    )
+    assert len(read(tmp_path, text).objectives) == 2
 
 
 def test_two_objectives_of_one_id_are_refused_with_both_lines(tmp_path: Path) -> None:
@@ -278,7 +453,7 @@ def test_a_misspelt_name_lists_those_that_ship() -> None:
     with pytest.raises(FileError) as caught:
         load_slo(["imposible"])
     assert "did you mean 'impossible'?" in str(caught.value)
-    assert "shipped: chat, impossible, tutorial" in str(caught.value)
+    assert "shipped: chat, first-look, impossible, sanity, tutorial" in str(caught.value)
 
 
 def test_a_path_that_is_not_there_says_so() -> None:
@@ -290,8 +465,10 @@ def test_the_file_of_the_documentation_is_a_valid_one(tmp_path: Path) -> None:
     example = (DOCS / "slo.md").read_text().split("```yaml\n")[1].split("```")[0]
     slo = read(tmp_path, example)
     assert [o.id for o in slo.objectives] == [
-        "ttft", "goodput", "e2e", "errors", "tokens", "requests", "good-rps", "gpu",
+        "ttft", "goodput", "e2e", "errors", "tokens", "requests", "good-rps", "gpu", "kv-cache",
+        "short", "same",
     ]  # fmt: skip
+    assert slo.regression is not None and len(slo.regression.checks) == 4
 
 
 def test_the_published_schema_is_that_of_the_code() -> None:

@@ -9,7 +9,8 @@ from prony_slo.objective import load_slo
 
 
 def test_these_ship_and_all_of_them_can_be_read() -> None:
-    assert shipped.names("objectives") == ["chat", "impossible", "tutorial"]
+    names = ["chat", "first-look", "impossible", "sanity", "tutorial"]
+    assert shipped.names("objectives") == names
     for name in shipped.names("objectives"):
         assert load_slo([name]).objectives
 
@@ -21,6 +22,13 @@ def test_300_requests_decide_chat_and_a_few_slow_ones_do_not_change_it() -> None
     assert judge(chat, run_of(with_slow(320, 9)), []).exit_code == 0
     assert judge(chat, run_of(with_slow(320, 10)), []).exit_code == 3
     assert judge(chat, run_of(with_slow(320, 40)), []).exit_code == 1
+
+
+def test_50_requests_decide_the_first_look_with_one_of_them_slow() -> None:
+    first_look = load_slo(["first-look"])
+    assert undecidable(first_look, 50) == []
+    assert judge(first_look, run_of(with_slow(50, 1, slowly=5.0)), []).exit_code == 0
+    assert judge(first_look, run_of(with_slow(50, 20, slowly=5.0)), []).exit_code == 1
 
 
 def test_one_failure_of_320_leaves_chats_error_rate_open() -> None:

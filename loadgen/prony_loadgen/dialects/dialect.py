@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from prony_loadgen.prompt import Prompt
 from prony_loadgen.record import Channel
@@ -48,6 +48,10 @@ class Body(Protocol):
     ) -> dict[str, Any]: ...
 
 
+def no_times(_: Mapping[str, Any]) -> None:
+    """Of a server that does not say what its steps took."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One way of asking a model and of reading what it streams back."""
@@ -59,3 +63,14 @@ class Dialect:
     read_whole: Callable[[bytes], Said]  # an answer in one JSON object
     prompt_tokens: Callable[[Mapping[str, Any]], int | None]  # from usage
     output_tokens: Callable[[Mapping[str, Any]], int | None]  # from usage
+    # Keys of an event whose values `read_event` never looks at, wherever they stand.
+    unread_keys: frozenset[str]
+    framing: Literal["events", "lines"] = "events"  # server-sent events, or JSON a line
+    versioned: bool = True  # whether its paths lie below /v1
+    models_path: str = "/models"
+    ignores_eos: bool = True  # whether it can be told to go on after its end token
+    usage_in_parts: bool = False  # a later usage adds to an earlier one instead of replacing it
+    # Seconds that the server's own steps took, from usage: "load", "prompt", "generate", "total".
+    server_times: Callable[[Mapping[str, Any]], dict[str, float] | None] = no_times
+    headers: tuple[tuple[str, str], ...] = ()
+    key_header: str | None = None  # takes the bare API key, beside Authorization

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from prony_loadgen.dialects.dialect import Dialect, DialectError, Output, Said
-from prony_loadgen.error_text import shortened, told_error
+from prony_loadgen.dialects.reading import count, decoded, finish_word, messages_of, shown, text_of
+from prony_loadgen.error_text import bare_error, told_error
 from prony_loadgen.prompt import Prompt
 from prony_loadgen.sse import Event
 
@@ -21,13 +22,9 @@ def chat_body(
     ignore_eos: bool,
     extra: Mapping[str, Any],
 ) -> dict[str, Any]:
-    if prompt.messages is not None:
-        messages = [dict(message) for message in prompt.messages]
-    else:
-        messages = [{"role": "user", "content": prompt.text}]
     return {
         "model": model,
-        "messages": messages,
+        "messages": messages_of(prompt),
         **_common(max_tokens, ignore_eos),
         **extra,
     }
@@ -63,16 +60,8 @@ def _common(max_tokens: int | None, ignore_eos: bool) -> dict[str, Any]:
     return fields
 
 
-# Reasons for ending that servers spell differently.
-FINISH_WORDS = {
-    "eos": "stop",
-    "eos_token": "stop",
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "max_tokens": "length",
-    "function_call": "tool_calls",
-}
-
+# What differs between the chunks of a stream, or between streams, and means nothing to us.
+UNREAD_KEYS = frozenset({"id", "created", "system_fingerprint", "obfuscation"})
 NOTHING = Said()
 DONE = Said(done=True)
 
@@ -99,40 +88,30 @@ def _read_event(event: Event, outputs_of: OutputsOf) -> Said:
         return DONE
     if not data:
         return NOTHING
-    chunk = _decoded(data)
+    chunk = decoded(data)
     if event.name == "error":
-        return Said(error=told_error(chunk) or _shown(data))
+        return Said(error=told_error(chunk) or shown(data))
     if not isinstance(chunk, dict):
-        return Said(malformed=f"not a JSON object: {_shown(data)}")
+        return Said(malformed=f"not a JSON object: {shown(data)}")
     return _read_chunk(chunk, outputs_of)
 
 
 def _read_whole(body: bytes, outputs_of: OutputsOf) -> Said:
-    answer = _decoded(body)
+    answer = decoded(body)
     if not isinstance(answer, dict):
-        return Said(malformed=f"not a JSON object: {_shown(body)}")
+        return Said(malformed=f"not a JSON object: {shown(body)}")
     said = _read_chunk(answer, outputs_of)
     if said.error is None and not isinstance(answer.get("choices"), list):
-        return Said(malformed=f"no choices in it: {_shown(body)}")
+        return Said(malformed=f"no choices in it: {shown(body)}")
     return said
-
-
-def _decoded(data: bytes) -> Any:
-    """The JSON value; None where it is none. Invalid UTF-8 becomes U+FFFD, as in any SSE client."""
-    try:
-        return json.loads(data.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return None
-
-
-def _shown(data: bytes) -> str:
-    return shortened(data.decode("utf-8", "replace"))
 
 
 def _read_chunk(chunk: dict[str, Any], outputs_of: OutputsOf) -> Said:
     if chunk.get("error") or chunk.get("object") == "error":
-        return Said(error=told_error(chunk) or _shown(json.dumps(chunk).encode()))
+        return Said(error=told_error(chunk) or shown(json.dumps(chunk).encode()))
     usage = chunk.get("usage")
+    if not chunk.get("choices") and not usage and (told := bare_error(chunk)) is not None:
+        return Said(error=told)
     outputs: list[Output] = []
     finished: list[tuple[int, str]] = []
     listed = 0
@@ -145,7 +124,7 @@ def _read_chunk(chunk: dict[str, Any], outputs_of: OutputsOf) -> Said:
         outputs_of(choice, index, outputs)
         reason = choice.get("finish_reason")
         if reason and isinstance(reason, str):
-            finished.append((index, FINISH_WORDS.get(reason) or shortened(reason)))
+            finished.append((index, finish_word(reason)))
         logprobs = choice.get("logprobs")
         if isinstance(logprobs, dict):
             listed += _listed(logprobs)
@@ -167,13 +146,13 @@ def _chat_outputs(choice: dict[str, Any], index: int, outputs: list[Output]) -> 
     if len(delta) == 1 and content and isinstance(content, str):  # nearly every chunk
         outputs.append(Output("text", index, content))
         return
-    if reasoning := _text(delta.get("reasoning_content")) or _text(delta.get("reasoning")):
+    if reasoning := text_of(delta.get("reasoning_content")) or text_of(delta.get("reasoning")):
         outputs.append(Output("reasoning", index, reasoning))
     if isinstance(content, list):
         _part_outputs(content, index, outputs)
-    elif text := _text(content):
+    elif text := text_of(content):
         outputs.append(Output("text", index, text))
-    if refusal := _text(delta.get("refusal")):
+    if refusal := text_of(delta.get("refusal")):
         outputs.append(Output("refusal", index, refusal))
     calls = delta.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
@@ -186,28 +165,24 @@ def _part_outputs(parts: list[Any], index: int, outputs: list[Output]) -> None:
     for part in parts:
         if not isinstance(part, dict):
             continue
-        if text := _text(part.get("text")):
+        if text := text_of(part.get("text")):
             outputs.append(Output("text", index, text))
         thinking = part.get("thinking")
         for piece in thinking if isinstance(thinking, list) else (thinking,):
-            if text := _text(piece.get("text") if isinstance(piece, dict) else piece):
+            if text := text_of(piece.get("text") if isinstance(piece, dict) else piece):
                 outputs.append(Output("reasoning", index, text))
 
 
 def _call_output(function: Any, index: int, outputs: list[Output]) -> None:
     if not isinstance(function, dict):
         return
-    if text := _text(function.get("name")) + _text(function.get("arguments")):
+    if text := text_of(function.get("name")) + text_of(function.get("arguments")):
         outputs.append(Output("tool", index, text))
 
 
 def _completions_outputs(choice: dict[str, Any], index: int, outputs: list[Output]) -> None:
-    if text := _text(choice.get("text")):
+    if text := text_of(choice.get("text")):
         outputs.append(Output("text", index, text))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
 
 
 def _listed(logprobs: dict[str, Any]) -> int:
@@ -216,18 +191,13 @@ def _listed(logprobs: dict[str, Any]) -> int:
     return sum(len(names) for names in lists if isinstance(names, list))
 
 
-def _count(usage: Mapping[str, Any], key: str) -> int | None:
-    value = usage.get(key)
-    return value if isinstance(value, int) and value >= 0 else None
-
-
 def prompt_tokens(usage: Mapping[str, Any]) -> int | None:
-    return _count(usage, "prompt_tokens")
+    return count(usage, "prompt_tokens")
 
 
 def output_tokens(usage: Mapping[str, Any]) -> int | None:
     """All channels and choices together; reasoning tokens are already among them."""
-    return _count(usage, "completion_tokens")
+    return count(usage, "completion_tokens")
 
 
 CHAT = Dialect(
@@ -238,6 +208,7 @@ CHAT = Dialect(
     read_whole=read_chat,
     prompt_tokens=prompt_tokens,
     output_tokens=output_tokens,
+    unread_keys=UNREAD_KEYS,
 )
 COMPLETIONS = Dialect(
     name="openai-completions",
@@ -247,4 +218,5 @@ COMPLETIONS = Dialect(
     read_whole=read_completions,
     prompt_tokens=prompt_tokens,
     output_tokens=output_tokens,
+    unread_keys=UNREAD_KEYS,
 )
