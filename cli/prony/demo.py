@@ -43,9 +43,10 @@ def run(args: argparse.Namespace) -> int:
     changes: dict[str, Any] = {"keep_text": True}
     if args.seed is not None:
         changes["seed"] = args.seed
+    if args.model != "tiny":
+        changes["slo"] = FIRST_LOOK
     scenario = load_scenario(name, changes)
-    slo = scenario.slo if args.model == "tiny" else FIRST_LOOK
-    judge = Judge(args.slo, slo)  # a wrong SLO is told before anything is started
+    judge = Judge(args.slo, scenario.slo)  # a wrong SLO is told before anything is started
     client_cores, server_cores = _cores()
     with tempfile.TemporaryDirectory() as scratch, _pinned(client_cores):
         traces = Path(scratch, "traces.jsonl")
