@@ -95,10 +95,10 @@ def test_ready_503_is_waited_for_until_it_is_200(tmp_path: Path) -> None:
         "    asked = 0\n"
         "    def do_GET(self):\n"
         "        H.asked += self.path == '/ready'\n"
+        "        print(self.path, flush=True)\n"  # first: after its answer it may be stopped
         "        self.send_response(200 if H.asked > 2 else 503)\n"
         "        self.send_header('content-length', '0')\n"
         "        self.end_headers()\n"
-        "        print(self.path, flush=True)\n"
         "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()\n"
     )
     side = Side("a", command=f"{sys.executable} {program} {{port}}")
