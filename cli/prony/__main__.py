@@ -15,7 +15,8 @@ from prony.output import Unbroken
 # until its command runs, so that `prony --help` is quick.
 COMMANDS = (
     "demo", "serve", "run", "calibrate", "gate", "ab", "compare", "baseline", "rules", "report",
-    "dashboards", "replay",
+    "dashboards", "replay", "profile", "diagnose", "watch",
+    "quantize", "quiz",
 )  # fmt: skip
 
 EPILOG = """\

@@ -58,6 +58,9 @@ class Annotating:
         self._run = answer.get("id") if isinstance(answer, dict) else None
         return lines
 
+    def begin(self, origin_unix: float) -> None:
+        self._judge.begin(origin_unix)
+
     def breached(self, record: RequestRecord) -> str | None:
         return self._judge.breached(record)
 

@@ -15,9 +15,12 @@ from rich.text import Text
 
 from prony import ci
 from prony.comparing import Compared, compare_with_stored, promise_of
+from prony.diagnosis.read import diagnosis_of
+from prony.diagnosis.view import as_markdown, as_section
 from prony.observability import write_client_spans
 from prony.output import unless_unwritable
-from prony.server_metrics import kept
+from prony.profiling.views import profile_sections
+from prony.server_metrics import kept, kept_samples, scraped_labels
 from prony.so_far import so_far
 from prony_loadgen import words
 from prony_loadgen.doubts import Doubt, find_doubts
@@ -36,8 +39,10 @@ from prony_slo.gate import VERDICTS, BreachWatch, Judgement, can_decide, goodput
 from prony_slo.junit import junit_xml
 from prony_slo.markdown import verdict_markdown
 from prony_slo.objective import load_slo
+from prony_slo.own_scrape import Kept, own_reader
+from prony_slo.own_scrape import kept as series_of
 from prony_slo.policy import Policy
-from prony_slo.promise import OnInconclusive, SloFile
+from prony_slo.promise import OnInconclusive, Query, SloFile
 from prony_slo.promql import Reader, http_reader
 from prony_slo.verdict_file import document, judged_run, rows, write
 
@@ -115,6 +120,9 @@ class Judge:
             return []
         self._watch = BreachWatch(self.slo, plan.measured, window)
         return can_decide(self.slo, plan.measured)
+
+    def begin(self, origin_unix: float) -> None:
+        """The load begins."""
 
     def breached(self, record: RequestRecord) -> str | None:
         """Why the run may stop now: a breach is certain and the SLO asks to stop on one."""
@@ -227,8 +235,11 @@ def write_views(
     """
     if records is None:
         records = list(folder.records())
-    replace_text(folder.report, report_html(facts, records, list(kept(folder.path))))
-    replace_text(folder.path / "summary.md", summary_markdown(facts))
+    diagnosis = diagnosis_of(folder, facts, records)
+    sections = [as_section(diagnosis), *profile_sections(folder.path, facts)]
+    replace_text(folder.report, report_html(facts, records, list(kept(folder.path)), sections))
+    summary = f"{summary_markdown(facts)}\n{as_markdown(diagnosis)}"
+    replace_text(folder.path / "summary.md", summary)
 
 
 def show(folder: RunFolder, facts: dict[str, Any]) -> None:
@@ -338,7 +349,7 @@ def _judgement(
             doubts,
             regression=compared.results if compared else (),
             baseline_missing=compared.missing if compared else False,
-            reader=_reader(slo),
+            reader=_reader(slo, runs),
         )
     if any(part.interrupted for part in parts) or any(d.grade == "invalid" for d in doubts):
         return Judgement("invalid", 4, ())
@@ -348,5 +359,19 @@ def _judgement(
     return Judgement("pass", 0, ())
 
 
-def _reader(slo: SloFile) -> Reader | None:
-    return None if slo.measure.prometheus is None else http_reader(slo.measure.prometheus)
+def _reader(slo: SloFile, runs: Sequence[_Run]) -> Reader | None:
+    """Who answers `promql` objectives: the Prometheus that is named, else what the runs kept."""
+    if slo.measure.prometheus is not None:
+        return http_reader(slo.measure.prometheus)
+    if not any(isinstance(objective.promise, Query) for objective in slo.objectives):
+        return None
+    found = [kept_series(run.folder, run.facts) for run in runs]
+    return own_reader([each for each in found if each is not None])
+
+
+def kept_series(folder: RunFolder, facts: dict[str, Any]) -> Kept | None:
+    """What a run kept of its target's own metrics, labelled as a replay of it is."""
+    if facts.get("origin_unix") is None:
+        return None
+    pages = kept_samples(folder.path)
+    return series_of(pages, facts["origin_unix"], **scraped_labels(facts))

@@ -7,10 +7,10 @@ server's are those that the run kept of its pages.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
+from prony.server_metrics import scraped_labels
 from prony_loadgen.live import Timeline
 from prony_loadgen.record import RequestRecord
 from prony_loadgen.telemetry import LoadMetrics
@@ -69,10 +69,7 @@ def _load(run: Mapping[str, Any], records: Iterable[RequestRecord]) -> Iterator[
 
 def _server(run: Mapping[str, Any], pages: Iterable[Page]) -> Iterator[str]:
     origin = float(run["origin_unix"])
-    about = run.get("server_metrics") or {}
-    url = str((run.get("target") or {}).get("url") or "")
-    instance = urlsplit(url if "://" in url else f"http://{url}").netloc or "target"
-    labels = {"job": str(about.get("engine") or "target"), "instance": instance}
+    labels = scraped_labels(run)
     for at, samples in pages:
         for name, own, value in samples:
             yield _line(name, {**own, **labels}, value, origin + at)

@@ -8,10 +8,16 @@ import argparse
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prony.errors import UsageError, port
 from prony.gate import add_policy, add_slo, asked
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from prony.profiling.armed import Asked as ProfileAsked
+    from prony_loadgen.locust_user import Exporting
 
 MOST_PROCESSES = 256
 
@@ -28,7 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="DIR", help="the run folder (default: a new one in runs/)")
     add("--dry-run", action="store_true", help="say what would be sent, and stop there")
     add("--no-probe", action="store_true", help="leave out the request that goes before the load")
-    add("--metrics-port", type=port, metavar="PORT", help="serve /metrics on 127.0.0.1 meanwhile")
+    add("--metrics-port", type=port, metavar="PORT", help="serve /metrics meanwhile")
+    add("--metrics-host", metavar="HOST", default="127.0.0.1",
+        help="of --metrics-port (default: 127.0.0.1, so that nobody else sees it)")  # fmt: skip
     add("--quiet", action="store_true", help="no progress line")
     add("--no-server-metrics", action="store_true", help="do not ask the target's /metrics")
     add("--grafana", metavar="URL", help="tell it of the run as annotations ($GRAFANA_TOKEN)")
@@ -37,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="how a run is graded that lost one of its processes (default: invalid)")  # fmt: skip
     add("--web", action="store_true", help="open Locust's web UI with live charts of the run")
     add("--web-port", type=port, default=8089, metavar="PORT", help="of --web (default: 8089)")
+    add_profile(parser)
     keys = parser.add_argument_group("in place of the scenario's values")
     add = keys.add_argument
     add("--rate", metavar="R", help="requests a second, open loop")
@@ -69,10 +78,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any key: arrivals.rate=5")
 
 
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("a look into the server, see docs/profiling.md").add_argument
+    add("--profile", metavar="WHEN", help="capture a profile: on-breach of the SLO, or at=30s")
+    add("--profile-seconds", type=float, metavar="S", help="of one capture (default: 5, most: 10)")
+    add("--profile-steps", type=int, metavar="N", help="of the engine, in place of more seconds")
+    add("--profile-captures", type=int, metavar="N", help="on-breach: at most so many (default: 1)")
+    add("--profile-cooldown", type=float, metavar="S", help="between them (default: 60)")
+    add("--server-dir", metavar="DIR", help="where the server writes, if this machine sees it")
+
+
 def run(args: argparse.Namespace) -> int:
     from prony.annotations import Annotating
     from prony.grafana import connect
     from prony.judging import Judge
+    from prony.profiling.armed import Profiling
     from prony.server_metrics import WithServer
     from prony_loadgen.endpoint import find_endpoint
     from prony_loadgen.locust_user import RunOptions, run_scenario
@@ -83,10 +103,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--processes {args.processes}: expected 1 to {MOST_PROCESSES}")
     scenario = load_scenario(args.scenario, overrides(args))
     what = asked(args)
-    judge: AnyJudge = Judge(what.slo, scenario.slo, what)
-    if not args.dry_run and not args.no_server_metrics:
+    own = Judge(what.slo, scenario.slo, what)
+    judge: AnyJudge = own
+    capturing = None if args.profile is None else _profile(args)
+    if not args.dry_run and (capturing is not None or not args.no_server_metrics):
         target = find_endpoint(scenario, args.target, args.api_key_env, os.environ)
-        judge = WithServer(judge, target)
+        if capturing is not None:
+            judge = Profiling(judge, own.slo, target, capturing, folder=args.server_dir)
+        if not args.no_server_metrics:
+            judge = WithServer(judge, target)
     if args.grafana is not None and not args.dry_run:
         judge = Annotating(judge, connect(args.grafana))
     return run_scenario(
@@ -99,6 +124,9 @@ def run(args: argparse.Namespace) -> int:
             probe=not args.no_probe,
             dry_run=args.dry_run,
             metrics_port=args.metrics_port,
+            metrics_host=args.metrics_host,
+            exporting=_exporting(),
+            beside=_gpus,
             quiet=args.quiet,
             processes=args.processes,
             web_port=args.web_port if args.web else None,
@@ -106,6 +134,32 @@ def run(args: argparse.Namespace) -> int:
             slo=what.slo,
             argv=tuple(args.argv),
         ),
+    )
+
+
+def _gpus(registry: "CollectorRegistry") -> None:
+    """The GPUs of the load generator's own host, where NVML tells of any."""
+    from prony_server.gpu import register_gpus
+
+    register_gpus(registry)
+
+
+def _exporting() -> "Exporting | None":
+    # Only now that Locust has patched the process: prometheus_client brings ssl.
+    from prony.otlp_metrics import load_exporting
+
+    return load_exporting()
+
+
+def _profile(args: argparse.Namespace) -> "ProfileAsked":
+    from prony.profiling.armed import parse_asked
+
+    return parse_asked(
+        args.profile,
+        seconds=args.profile_seconds,
+        steps=args.profile_steps,
+        captures=args.profile_captures,
+        cooldown=args.profile_cooldown,
     )
 
 

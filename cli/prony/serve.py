@@ -6,8 +6,12 @@ import logging
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prony.errors import UsageError, port
+
+if TYPE_CHECKING:
+    from prony_server.faults import Fault
 
 HELP = "start the reference server"
 
@@ -25,6 +29,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=("float32", "bfloat16", "float16"),
         help="default: float32 on a CPU, the model's own on a GPU",
     )
+    add(
+        "--quantize",
+        choices=("int8", "int4"),
+        help="hold the weights of linear layers as integers",
+    )
+    add(
+        "--group-size",
+        type=int,
+        choices=(32, 64, 128, 256),
+        help="inputs that share a scale in int4 (default: 32)",
+    )
+    add(
+        "--calibrate",
+        type=Path,
+        metavar="PROMPTS",
+        help="a JSONL of prompts, by which quantisation learns which inputs matter",
+    )
+    add(
+        "--compile",
+        action="store_true",
+        help="torch.compile for decode steps: a minute or more at start",
+    )
+    add("--enforce-eager", action="store_true", help="no CUDA graphs")
     add("--host", default="127.0.0.1")
     add("--port", type=port, default=8000, help="0 takes a free one")
     add(
@@ -47,7 +74,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="KV blocks, instead of as many as memory allows",
     )
-    add("--batching", choices=("continuous", "static"), default="continuous")
+    add(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help="of the GPU's memory, for weights, steps and KV cache together (default: 0.9); on a "
+        "CPU of the memory that is free, for steps and KV cache (default: 0.25, and 4 GiB at most)",
+    )
+    add(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        help="keep what prompts share, and answers to be continued, in the KV cache (default: on)",
+    )
+    add(
+        "--max-queue",
+        type=int,
+        metavar="N",
+        help="refuse requests with 429 while so many wait for a place (default: any number may)",
+    )
+    add(
+        "--long-prompts",
+        choices=("refuse", "sliding-window"),
+        default="refuse",
+        help="a prompt that does not fit gets a 400, or is cut to its end, and the answer says so",
+    )
+    add(
+        "--batching",
+        choices=("continuous", "static", "none", "generate"),
+        default="continuous",
+        help="static: whole batches to their end; none: one request at a time; generate: one at a "
+        "time by the model's own generate",
+    )
     process = parser.add_argument_group("the process")
     add = process.add_argument
     add(
@@ -63,6 +120,48 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="show the slowest of the last requests at /debug/traces (some 0.4 ms a request)",
     )
     add("--traces", type=Path, metavar="FILE", help="append spans to FILE as OTLP JSON lines")
+    add(
+        "--request-log",
+        metavar="FILE",
+        help="append one line of JSON a request to FILE; - is standard output (default: none)",
+    )
+    add(
+        "--metric-names",
+        choices=("prony", "vllm"),
+        default="prony",
+        help="vllm: /metrics under the names that dashboards and tools made for vLLM ask for",
+    )
+    hidden = parser.add_argument_group("to find and to look into")
+    add = hidden.add_argument
+    add(
+        "--inject",
+        type=fault,
+        action="append",
+        metavar="NAME=VALUE",
+        help="put a named slowness in, such as slow-tokenizer=20ms (server/README.md has them all; "
+        "may be given several times)",
+    )
+    add(
+        "--profile-dir",
+        type=Path,
+        metavar="DIR",
+        help="let clients capture profiles into DIR by POST /start_profile",
+    )
+    add(
+        "--profiler",
+        choices=("torch", "py-spy"),
+        default="torch",
+        help="what captures: torch's operators, or the Python stacks of all threads",
+    )
+
+
+def fault(text: str) -> "Fault":
+    from prony_server.faults import FaultError, parse
+
+    try:
+        return parse(text, "")
+    except FaultError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,6 +170,7 @@ def run(args: argparse.Namespace) -> int:
     from prometheus_client import CollectorRegistry
 
     from prony.observability import server_tracer
+    from prony.otlp_metrics import server_exporting
     from prony_server.app import ServeError, serve
     from prony_server.config import ConfigError, ServeConfig
     from prony_server.loading import ModelError
@@ -86,16 +186,21 @@ def run(args: argparse.Namespace) -> int:
         for name, value in vars(args).items()
         if name not in {"command", "run", "argv", "traces", "debug_traces"} and value is not None
     }
+    given["inject"] = tuple(args.inject or ())
     given.setdefault("api_key", os.environ.get("PRONY_API_KEY"))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
         config = ServeConfig(**given)
         ring = TraceRing() if args.debug_traces else None
-        with server_tracer(args.traces, ring) as tracer:
+        registry = CollectorRegistry()
+        with (
+            server_exporting(registry, config.port),
+            server_tracer(args.traces, ring) as tracer,
+        ):
             return asyncio.run(
                 serve(
                     config,
-                    registry=CollectorRegistry(),
+                    registry=registry,
                     tracer=tracer,
                     ready=_say_ready,
                     traces=ring,

@@ -9,10 +9,11 @@ the values of the page's series, in the order of the last line that holds `serie
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from prony.output import unless_unwritable
 from prony_loadgen.exposition import read_page
@@ -46,6 +47,9 @@ class WithServer:
         lines = self._judge.plan(plan, window)
         self._scraper.start()
         return lines
+
+    def begin(self, origin_unix: float) -> None:
+        self._judge.begin(origin_unix)
 
     def breached(self, record: RequestRecord) -> str | None:
         return self._judge.breached(record)
@@ -100,6 +104,14 @@ def keep(path: Path, scraped: Scraped, origin: float) -> dict[str, Any]:
                 file.write(json.dumps({"series": order}) + "\n")
             file.write(json.dumps(line, allow_nan=False) + "\n")
     return {**facts, "collected": True, "engine": engine.name, "pages": len(texts)}
+
+
+def scraped_labels(run: Mapping[str, Any]) -> dict[str, str]:
+    """The labels that a Prometheus adds to what it scrapes; `run` is a run.json."""
+    about = run.get("server_metrics") or {}
+    url = str((run.get("target") or {}).get("url") or "")
+    instance = urlsplit(url if "://" in url else f"http://{url}").netloc or "target"
+    return {"job": str(about.get("engine") or "target"), "instance": instance}
 
 
 def kept(path: Path) -> Iterator[dict[str, float]]:

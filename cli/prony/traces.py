@@ -19,6 +19,7 @@ def show_traces(path: Path, trace_id: str | None, chrome: Path | None) -> int:
     if trace_id is not None:
         spans = _one(spans, trace_id.lower(), path)
         print(as_text(spans), end="")
+        print(_first_token(spans), end="")
     if chrome is not None:
         chrome.write_text(json.dumps(as_chrome(spans)), encoding="utf-8")
         print(f"{len(spans)} spans in {chrome}: open it at https://ui.perfetto.dev")
@@ -50,6 +51,20 @@ def _one(spans: list[Span], trace_id: str, path: Path) -> list[Span]:
         known = f"{len(traces)} traces begin so" if traces else "no such trace"
         raise UsageError(f"--trace {trace_id}: {known} in {path} (the report lists the slowest)")
     return found
+
+
+def _first_token(spans: list[Span]) -> str:
+    """What of the first token's time was spent outside the server; nothing where a side lacks."""
+    client, server = (
+        next((s.attributes[name] for s in spans if name in s.attributes), None)
+        for name in ("gen_ai.response.time_to_first_chunk", "gen_ai.latency.time_to_first_token")
+    )
+    if client is None or server is None:
+        return ""
+    return (
+        f"first token: {client * 1000:.2f} ms at the client, {server * 1000:.2f} ms at the server: "
+        f"{(client - server) * 1000:.2f} ms outside the server\n"
+    )
 
 
 def _spans(line: dict[str, Any]) -> Iterator[Span]:

@@ -73,7 +73,8 @@ def engine_variables(engine: Engine) -> list[dict[str, Any]]:
     if engine.model_label is not None:
         made.append(panels.label_variable("model", "Model", e2e, engine.model_label))
     running = engine.sources["running"].metric
-    made.append(panels.label_variable("instance", "Server", running, "instance"))
+    # Closed: the process's metrics have the same names with every engine, and in Prometheus itself.
+    made.append(panels.label_variable("instance", "Server", running, "instance", closed=True))
     return [*made, run_variable()]
 
 

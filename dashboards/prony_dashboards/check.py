@@ -108,7 +108,9 @@ def resolve(board: dict[str, Any], server: Prometheus) -> tuple[dict[str, str], 
         if not found:
             findings.append(Finding(where, definition, "it has no value", title))
         # As Grafana: the board's own word for All, else every value as one pattern.
-        values[name] = variable.get("allValue") or f"({'|'.join(re.escape(v) for v in found)})"
+        # Its backslashes are doubled because it lands inside a PromQL string.
+        every = "|".join(re.escape(value).replace("\\", "\\\\") for value in found)
+        values[name] = variable.get("allValue") or f"({every})"
     return values, findings
 
 

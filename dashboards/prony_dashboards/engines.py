@@ -19,6 +19,9 @@ Concept = Literal[
     "requests", "failures", "finish_reasons",
     "batch_size", "iteration_time", "iteration_tokens",
     "scheduler_stages", "host_share", "memory", "cpu",
+    "slots", "token_budget", "rejected", "out_of_memory", "tokenize_time", "detokenize_time",
+    "write_wait", "loop_lag", "engine_cpu", "loop_cpu", "gpu_active", "gpu_dram", "gpu_throttled",
+    "device_retries", "kv_cached", "prompt_length", "output_length",
 ]  # fmt: skip
 CONCEPTS: Final[tuple[Concept, ...]] = get_args(Concept)
 
@@ -33,7 +36,7 @@ class Source:
     kind: Kind
     only: str = ""  # matchers that it needs besides the board's, such as method="prefill"
     by: str = ""  # the label that tells its kinds apart
-    of: str = ""  # the counter that it is a share of
+    of: str = ""  # the counter, or of a gauge the gauge, that it is a share of
     less: str = ""  # matchers of the part of `of` that does not count
     model: bool = True  # whether it carries the engine's label of the model
     note: str = ""  # what a reader must know before trusting it
@@ -78,9 +81,19 @@ class Engine:
         name = source.metric + ("_count" if source.kind == "histogram" else "")
         return promql.rate(name, self.labels(source))
 
-    def quantile(self, q: float, concept: Concept) -> str:
+    def parts(self, concept: Concept) -> str:
+        """What part of all of it each kind is: they sum to 1."""
         source = self.sources[concept]
-        return promql.quantile(q, source.metric, self.labels(source))
+        labels = self.labels(source)
+        whole = promql.rate(source.metric, labels)
+        return (
+            f"{promql.rate(source.metric, labels, source.by)} / on () group_left () ({whole} > 0)"
+        )
+
+    def quantile(self, q: float, concept: Concept) -> str:
+        """A quantile of all of it; of each kind by itself, where it has kinds."""
+        source = self.sources[concept]
+        return promql.quantile(q, source.metric, self.labels(source), source.by)
 
     def mean(self, concept: Concept) -> str:
         source = self.sources[concept]
@@ -91,10 +104,12 @@ class Engine:
         return promql.buckets(source.metric, self.labels(source))
 
     def share(self, concept: Concept) -> str:
-        """A share of 0..1: a gauge that is one already, or a counter over what it is a part of."""
+        """A share of 0..1: a gauge that is one already, or something over what it is a part of."""
         source = self.sources[concept]
         if not source.of:
             return self.level(concept, "avg")
+        if source.kind == "gauge":
+            return promql.ratio(self.level(concept), f"sum({source.of}{{{self.labels(source)}}})")
         every = replace(source, only="")
         whole = promql.rate(source.of, self.labels(every))
         if source.less:
@@ -133,6 +148,32 @@ def _whole_server(source: Source) -> Source:
 
 _NO_SCHEDULER: Final = "{} does not export how long its scheduler's stages take."
 _NO_HOST: Final = "{} does not export how long it waits for the model's forward pass."
+_NOT_TOLD: Final[dict[Concept, str]] = {
+    "slots": "{} does not export how many requests may run at a time.",
+    "token_budget": "{} does not export how many tokens one iteration may hold.",
+    "rejected": "{} does not count the requests that it refuses.",
+    "out_of_memory": "{} does not count the iterations that ran out of memory.",
+    "tokenize_time": "{} does not export how long tokenizing takes.",
+    "detokenize_time": "{} does not export how long detokenizing takes.",
+    "write_wait": "{} does not export how long it waits for slow readers.",
+    "loop_lag": "{} does not export how late its event loop is.",
+    "engine_cpu": "{} does not export the processor time of its engine's thread.",
+    "loop_cpu": "{} does not export the processor time of its event loop's thread.",
+    "gpu_active": "{}'s page has no GPU metrics; see GPU and host for an exporter's.",
+    "gpu_dram": "{}'s page has no GPU metrics; see GPU and host for an exporter's.",
+    "gpu_throttled": "{}'s page has no GPU metrics; see GPU and host for an exporter's.",
+    "device_retries": "{} does not export its allocator's retries.",
+    "kv_cached": "{} does not export how much of its cache is only kept for later.",
+    "prompt_length": "{} has no histogram of prompt lengths.",
+    "output_length": "{} has no histogram of output lengths.",
+}
+
+
+def _not_told(engine: str, *told: Concept) -> dict[Concept, str]:
+    """Why an engine has none of these concepts, which hardly any but ours has; `told`: it has."""
+    return {c: said.format(engine) for c, said in _NOT_TOLD.items() if c not in told}
+
+
 _PROCESS: Final[dict[Concept, Source]] = {
     "memory": _whole_server(_gauge("process_resident_memory_bytes")),
     "cpu": _whole_server(_counter("process_cpu_seconds_total")),
@@ -163,16 +204,44 @@ _PRONY: Final = Engine(
         ),
         "finish_reasons": _whole_server(_counter(server.REQUESTS_FINISHED, by="finish_reason")),
         "batch_size": _whole_server(_histogram(server.BATCH_SIZE)),
-        "iteration_time": _whole_server(_histogram(server.ITERATION_SECONDS)),
+        "iteration_time": _whole_server(_histogram(server.ITERATION_SECONDS, by="kind")),
         "iteration_tokens": _whole_server(_histogram(server.ITERATION_TOKENS)),
+        "itl": _whole_server(_histogram(
+            server.INTER_TOKEN_LATENCY,
+            note="As the engine makes the tokens, not as the client gets them.",
+        )),
+        "kv_cached": _whole_server(_gauge(server.KV_BLOCKS_CACHED, of=server.KV_BLOCKS_TOTAL)),
+        "prompt_length": _whole_server(_histogram(server.REQUEST_PROMPT_TOKENS)),
+        "output_length": _whole_server(_histogram(server.REQUEST_GENERATION_TOKENS)),
+        "prefix_hits": _whole_server(
+            _counter(server.PREFIX_CACHE_HITS, of=server.PREFIX_CACHE_QUERIES)
+        ),
+        "scheduler_stages": _whole_server(_counter(server.STAGE_SECONDS, by="stage")),
+        "host_share": _whole_server(
+            _counter(
+                server.STAGE_SECONDS, only='stage="forward"', of=server.STAGE_SECONDS,
+                less='stage="idle"',
+                note="On a GPU it holds the device's time too, for which the host waits in the "
+                "stage sample: see what the GPU says.",
+            )
+        ),
+        "slots": _whole_server(_gauge(server.MAX_NUM_SEQS)),
+        "token_budget": _whole_server(_gauge(server.MAX_NUM_BATCHED_TOKENS)),
+        "rejected": _whole_server(_counter(server.REQUESTS_REJECTED)),
+        "out_of_memory": _whole_server(_counter(server.OUT_OF_MEMORY)),
+        "tokenize_time": _whole_server(_histogram(server.REQUEST_TOKENIZE)),
+        "detokenize_time": _whole_server(_histogram(server.REQUEST_DETOKENIZE)),
+        "write_wait": _whole_server(_histogram(server.REQUEST_WRITE_WAIT)),
+        "loop_lag": _whole_server(_histogram(server.EVENT_LOOP_LAG)),
+        "engine_cpu": _whole_server(_counter(server.THREAD_CPU, only='thread="engine"')),
+        "loop_cpu": _whole_server(_counter(server.THREAD_CPU, only='thread="loop"')),
+        "gpu_active": _whole_server(_gauge(server.GPU_SM_ACTIVITY)),
+        "gpu_dram": _whole_server(_gauge(server.GPU_DRAM_ACTIVITY)),
+        "gpu_throttled": _whole_server(_gauge(server.GPU_THROTTLED)),
+        "device_retries": _whole_server(_counter(server.DEVICE_ALLOC_RETRIES)),
         **_PROCESS,
     },
-    absent={
-        "itl": "Prony's server has no metric of single token gaps; the client's are measured.",
-        "prefix_hits": "Prony's server has no prefix cache.",
-        "scheduler_stages": _NO_SCHEDULER.format("Prony's server"),
-        "host_share": _NO_HOST.format("Prony's server"),
-    },
+    absent={},
 )  # fmt: skip
 
 _VLLM: Final = Engine(
@@ -207,6 +276,9 @@ _VLLM: Final = Engine(
         ),
         "finish_reasons": _counter("vllm:request_success_total", by="finished_reason"),
         "iteration_tokens": _histogram("vllm:iteration_tokens_total"),
+        "rejected": _counter("vllm:admission_rejections_total"),
+        "prompt_length": _histogram("vllm:request_prompt_tokens"),
+        "output_length": _histogram("vllm:request_generation_tokens"),
         **_PROCESS,
     },
     absent={
@@ -214,6 +286,7 @@ _VLLM: Final = Engine(
         "iteration_time": "vLLM does not export how long an iteration takes.",
         "scheduler_stages": _NO_SCHEDULER.format("vLLM"),
         "host_share": _NO_HOST.format("vLLM"),
+        **_not_told("vLLM", "rejected", "prompt_length", "output_length"),
     },
 )  # fmt: skip
 
@@ -252,6 +325,8 @@ _SGLANG: Final = Engine(
             "sglang:forward_execution_seconds_total",
             of="sglang:scheduler_stage_seconds_total", less='stage="idle"',
         ),
+        "tokenize_time": _histogram(_SGLANG_STAGE, only='stage="tokenize"'),
+        "engine_cpu": _counter("sglang:scheduler_process_cpu_seconds_total"),
     },
     absent={
         "finish_reasons": "SGLang does not count requests by how they ended.",
@@ -260,6 +335,7 @@ _SGLANG: Final = Engine(
         "iteration_tokens": "SGLang has no histogram of tokens in an iteration.",
         "memory": "SGLang's page has no process metrics; see GPU and host for an exporter's.",
         "cpu": "SGLang's page has no process metrics; see GPU and host for an exporter's.",
+        **_not_told("SGLang", "tokenize_time", "engine_cpu"),
     },
 )  # fmt: skip
 
@@ -286,6 +362,11 @@ _TGI: Final = Engine(
         "iteration_time": _histogram(
             "tgi_batch_forward_duration", note="TGI times the forward pass of a batch."
         ),
+        "tokenize_time": _histogram(
+            "tgi_request_validation_duration", note="TGI tokenizes as it validates a request."
+        ),
+        "prompt_length": _histogram("tgi_request_input_length"),
+        "output_length": _histogram("tgi_request_generated_tokens"),
     },
     absent={
         "kv_usage": "TGI does not export how full its KV cache is.",
@@ -299,6 +380,7 @@ _TGI: Final = Engine(
         "host_share": _NO_HOST.format("TGI"),
         "memory": "TGI's page has no process metrics; see GPU and host for an exporter's.",
         "cpu": "TGI's page has no process metrics; see GPU and host for an exporter's.",
+        **_not_told("TGI", "tokenize_time", "prompt_length", "output_length"),
     },
 )  # fmt: skip
 
@@ -333,6 +415,7 @@ _TRTLLM: Final = Engine(
         "host_share": _NO_HOST.format("TensorRT-LLM"),
         "memory": "TensorRT-LLM's page has no process metrics; see GPU and host.",
         "cpu": "TensorRT-LLM's page has no process metrics; see GPU and host.",
+        **_not_told("TensorRT-LLM"),
     },
 )
 

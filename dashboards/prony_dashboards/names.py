@@ -38,7 +38,8 @@ EXPORTERS: Final = frozenset(
 # Shown by nothing on purpose; whoever adds a metric shows it or says here why not.
 NOT_SHOWN: Final = {
     server.KV_BLOCKS_USED: "the ratio is shown",
-    server.KV_BLOCKS_TOTAL: "the ratio is shown",
+    server.GPU_ENERGY: "its rate is the power, which is shown; it is for sums over a run",
+    server.REQUEST_LOG_DROPPED: "of the log, which is off by default, and not of what is served",
 }
 
 

@@ -77,6 +77,9 @@ def timeseries(
         defaults["min"] = minimum
     if maximum is not None:
         defaults["max"] = maximum
+    elif unit != "s":
+        # Where all is 0 Grafana's axis goes up to 100, which it writes as 10,000 % of errors.
+        custom["axisSoftMax"] = 0.01 if unit == "percentunit" else 1
     panel["options"] = {
         "legend": {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []},
         "tooltip": {"mode": "multi", "sort": "desc"},
@@ -279,8 +282,13 @@ def own_annotations() -> dict[str, Any]:
     }
 
 
-def label_variable(name: str, label: str, metric: str, of: str) -> dict[str, Any]:
-    """All values that the label `of` has on `metric`; everything is chosen at first."""
+def label_variable(
+    name: str, label: str, metric: str, of: str, *, closed: bool = False
+) -> dict[str, Any]:
+    """All values that the label `of` has on `metric`; everything is chosen at first.
+
+    `closed`: everything is those values and no others that another metric's label may have.
+    """
     query = f"label_values({metric}, {of})"
     return {
         "name": name,
@@ -294,7 +302,7 @@ def label_variable(name: str, label: str, metric: str, of: str) -> dict[str, Any
         "sort": 1,
         "multi": True,
         "includeAll": True,
-        "allValue": ".*",
+        "allValue": None if closed else ".*",
         "hide": 0,
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
         "options": [],

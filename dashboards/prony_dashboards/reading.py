@@ -61,10 +61,10 @@ def _note(found: dict[str, float], name: str, chosen: list[float], how: object) 
 
 def _chosen(source: Source, samples: Samples, part: str) -> list[float]:
     series = samples.get(source.metric + part, ())
-    return [value for labels, value in series if _matches(source.only, labels)]
+    return [value for labels, value in series if matches(source.only, labels)]
 
 
-def _matches(only: str, labels: Mapping[str, str]) -> bool:
+def matches(only: str, labels: Mapping[str, str]) -> bool:
     """PromQL's own rule: a label that is missing is an empty one; patterns match whole values."""
     for name, operator, wanted in _MATCHER.findall(only):
         value = labels.get(name, "")

@@ -13,8 +13,10 @@ def percentiles(
     """The quantiles of a concept; the highest carries the exemplars that open a trace."""
     if not engine.has(concept):
         return []
+    by = engine.sources[concept].by
+    kind = f"{{{{{by}}}}} " if by else ""
     return [
-        Query(engine.quantile(q, concept), legend=f"p{100 * q:g}", exemplar=q == max(qs))
+        Query(engine.quantile(q, concept), legend=f"{kind}p{100 * q:g}", exemplar=q == max(qs))
         for q in qs
     ]
 

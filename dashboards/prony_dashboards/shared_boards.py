@@ -221,15 +221,16 @@ def _over_time() -> list[Panel]:
 
 def _gpu() -> list[Panel]:
     where = 'instance=~"$instance"'
-    legend = "{{instance}} {{gpu}}"
+    device = "{{instance}} {{gpu}}"
 
     def of_gpu(
         title: str, text: str, expr: str, unit: str, maximum: float | None = None,
-        minimum: float | None = 0, thresholds: Sequence[Threshold] = (),
+        minimum: float | None = 0, thresholds: Sequence[Threshold] = (), legend: str = device,
+        more: Sequence[Query] = (),
     ) -> Panel:  # fmt: skip
-        query = [Query(expr, legend=legend)]
+        queries = [Query(expr, legend=legend), *more]
         return needing(
-            timeseries(title, text, query, unit=unit, maximum=maximum, minimum=minimum,
+            timeseries(title, text, queries, unit=unit, maximum=maximum, minimum=minimum,
                        thresholds=thresholds),
             GPU,
         )  # fmt: skip
@@ -239,22 +240,31 @@ def _gpu() -> list[Panel]:
         of_gpu(
             "Kernel running",
             "Share of time in which any kernel ran. It says nothing about how full the GPU was: "
-            "see the next two.",
+            "see the next three.",
             f"{server.GPU_UTILIZATION}{{{where}}} or DCGM_FI_DEV_GPU_UTIL{{{where}}} / 100",
+            "percentunit",
+            1,
+        ),
+        of_gpu(
+            "SMs busy",
+            "Share of multiprocessors that worked, over time: what a kernel that runs on a few of "
+            "them leaves idle is seen here. From GPM: Hopper and later.",
+            f"{server.GPU_SM_ACTIVITY}{{{where}}}",
             "percentunit",
             1,
         ),
         of_gpu(
             "Tensor cores active",
             "Share of cycles in which the tensor pipe worked: high in prefill.",
-            f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{where}}}",
+            f"{server.GPU_TENSOR_ACTIVITY}{{{where}}} "
+            f"or DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{where}}}",
             "percentunit",
             1,
         ),
         of_gpu(
             "Memory bandwidth in use",
             "Share of cycles in which device memory moved data: what bounds decode.",
-            f"DCGM_FI_PROF_DRAM_ACTIVE{{{where}}}",
+            f"{server.GPU_DRAM_ACTIVITY}{{{where}}} or DCGM_FI_PROF_DRAM_ACTIVE{{{where}}}",
             "percentunit",
             1,
         ),
@@ -271,16 +281,50 @@ def _gpu() -> list[Panel]:
         of_gpu(
             "Power",
             "What the GPU draws. At its limit the clocks fall and so does the speed.",
-            f"DCGM_FI_DEV_POWER_USAGE{{{where}}}",
+            f"{server.GPU_POWER}{{{where}}} or DCGM_FI_DEV_POWER_USAGE{{{where}}}",
             "watt",
         ),
         of_gpu(
             "SM clock",
             "A falling clock at high load is a limit of power or heat.",
-            f"DCGM_FI_DEV_SM_CLOCK{{{where}}} * 1000000",
+            f"{server.GPU_SM_CLOCK}{{{where}}} or DCGM_FI_DEV_SM_CLOCK{{{where}}} * 1000000",
             "hertz",
         ),
-        of_gpu("Temperature", "Of the GPU's die.", f"DCGM_FI_DEV_GPU_TEMP{{{where}}}", "celsius"),
+        of_gpu(
+            "Held back",
+            "1 while the reason named holds the clocks down: power at its cap, heat, the hardware "
+            "itself.",
+            f"max by (instance, gpu, reason) ({server.GPU_THROTTLED}{{{where}}})",
+            "short",
+            1,
+            legend=f"{device} {{{{reason}}}}",
+        ),
+        of_gpu(
+            "Temperature",
+            "Of the GPU's die.",
+            f"{server.GPU_TEMPERATURE}{{{where}}} or DCGM_FI_DEV_GPU_TEMP{{{where}}}",
+            "celsius",
+        ),
+        of_gpu(
+            "Memory of torch",
+            "What tensors hold, and what torch's allocator has taken from the device: what lies "
+            "between is cut into pieces too small to use.",
+            f"{server.DEVICE_MEMORY_ALLOCATED}{{{where}}}",
+            "bytes",
+            legend="{{instance}} tensors",
+            more=[
+                Query(f"{server.DEVICE_MEMORY_RESERVED}{{{where}}}", "{{instance}} taken"),
+            ],
+        ),
+        of_gpu(
+            "Allocator retries",
+            "Times a second that torch's allocator had to give memory back to the device and ask "
+            "anew. Each stops everything; above 0 memory is too tight.",
+            promql.rate(server.DEVICE_ALLOC_RETRIES, where, "instance"),
+            "suffix:retries/s",
+            legend="{{instance}}",
+            thresholds=[Threshold(0.1, RED)],
+        ),
         of_gpu(
             "PCIe traffic",
             "Bytes a second to and from the GPU.",

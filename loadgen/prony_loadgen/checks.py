@@ -21,6 +21,7 @@ from prony_loadgen.summary import CHECK_CLASS
 When = Literal["before", "after"]
 
 OUTPUT_TOKENS = 32  # where a row does not say
+PATIENCE = 2  # times the limit of one request is what all of them together may take
 
 
 class Checks:
@@ -53,7 +54,11 @@ def ask_checks(settings: Settings, when: When, origin: float) -> list[RequestRec
     if scenario is None or scenario.checks is None:
         return []
     rows = read_prompts(Path(scenario.checks), dialect=scenario.dialect)
-    return [_asked(settings, row, f"{when}-{n:03d}", when, origin) for n, row in enumerate(rows)]
+    # A server that hangs is not waited for anew by each of them.
+    until = time.monotonic() + PATIENCE * settings.target.timeouts.total
+    return [
+        _asked(settings, row, f"{when}-{n:03d}", when, origin, until) for n, row in enumerate(rows)
+    ]
 
 
 def moved(record: RequestRecord, seconds: float) -> RequestRecord:
@@ -90,7 +95,9 @@ def _counts(records: Sequence[RequestRecord]) -> dict[str, int]:
     }
 
 
-def _asked(settings: Settings, row: Row, id: str, when: When, origin: float) -> RequestRecord:
+def _asked(
+    settings: Settings, row: Row, id: str, when: When, origin: float, until: float
+) -> RequestRecord:
     records: list[RequestRecord] = []
     client = Client(settings.target, origin=origin, on_record=records.append)
     client.start()
@@ -106,5 +113,6 @@ def _asked(settings: Settings, row: Row, id: str, when: When, origin: float) -> 
         )
     )
     timeouts = settings.target.timeouts
-    client.close(drain=timeouts.connect + timeouts.total)
+    left = min(timeouts.total, max(0.0, until - time.monotonic()))
+    client.close(drain=timeouts.connect + left)
     return inspected(records[0], row.expect, natural=True)

@@ -27,6 +27,8 @@ __all__ = ["Client", "ClientError", "Request"]
 SENDS_A_TURN = 32
 # select() takes no file descriptor from here on.
 SELECT_LIMIT = 1024
+# How long the thread may take to end, once nothing more is waited for.
+ENDS_WITHIN = 60.0
 
 
 class Client:
@@ -67,6 +69,14 @@ class Client:
     def unsent(self) -> int:
         """Requests that wait for their time."""
         return len(self._unsent)
+
+    @property
+    def failure(self) -> ClientError | None:
+        """What broke the thread, if anything did: no more records come then."""
+        broken = self._failure
+        if broken is None or isinstance(broken, ClientError):
+            return None if broken is None else ClientError(str(broken))
+        return ClientError(f"the client's thread failed: {type(broken).__name__}: {broken}")
 
     @property
     def outstanding(self) -> int:
@@ -121,7 +131,8 @@ class Client:
             # Looked up here, not imported: under gevent other greenlets run meanwhile.
             ended = select.poll()
             ended.register(self._ended_read, select.POLLIN)
-            ended.poll()
+            if not ended.poll(1000 * (drain + ENDS_WITHIN)):
+                raise ClientError(f"the client's thread did not end within {ENDS_WITHIN:g} s")
             self._close_pipes()
         dropped = self.cancel_unsent()
         self._selector.close()
@@ -129,11 +140,8 @@ class Client:
         return dropped
 
     def _raise_failure(self) -> None:
-        if isinstance(self._failure, ClientError):
-            raise ClientError(str(self._failure)) from self._failure
-        if self._failure is not None:
-            told = f"{type(self._failure).__name__}: {self._failure}"
-            raise ClientError(f"the client's thread failed: {told}") from self._failure
+        if (failure := self.failure) is not None:
+            raise failure from self._failure
 
     def _close_pipes(self) -> None:
         with self._lock:
@@ -152,6 +160,7 @@ class Client:
 
     def _run(self) -> None:
         try:
+            self._exchanges.prepare()
             self._loop()
             self._exchanges.give_up_all("the run ended first")
         except BaseException as error:

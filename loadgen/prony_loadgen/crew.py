@@ -35,7 +35,9 @@ HEAD_START = 1.0  # from the agreement to the first request: what a worker may n
 GONE_AFTER = 2.0  # seconds without a sign of life, beside Locust's own three heartbeats
 SHIPPING = 10.0  # seconds that the last records may take after the last answer
 QUITTING = 1.0  # the same, where somebody does not want to wait
+SILENT_AFTER = 60.0  # seconds in which a worker that lives said nothing of its part
 GONE = "it gave no more signs of life"
+SILENT = f"it said nothing for {SILENT_AFTER:g} s"
 
 Message = Mapping[str, Any]
 
@@ -57,6 +59,7 @@ class _Worker:
     done: bool = False
     ended_early: bool = False
     missing_since: float | None = None
+    heard_at: float = 0.0  # when it last said anything of this run
     lost: str | None = None  # why its part is not whole
 
     @property
@@ -164,7 +167,8 @@ class Crew(UnderWay):
         if known is None or message.get("run", self.settings.run_id) != self.settings.run_id:
             return
         known.missing_since = None
-        if known.lost == GONE:
+        known.heard_at = time.monotonic()
+        if known.lost in (GONE, SILENT):
             known.lost = None  # it was only busy
         if kind == CLOCK:
             told = Asked(message["asked"], message["theirs"], time.monotonic())
@@ -331,12 +335,18 @@ class Crew(UnderWay):
                 continue
             if worker.id in alive:
                 worker.missing_since = None
+                # A tick comes once a second from the start on; Locust in it may outlive its part.
+                if now - max(worker.heard_at, self.origin) > SILENT_AFTER:
+                    self._lose(worker, SILENT)
             elif worker.missing_since is None:
                 worker.missing_since = now
             elif now - worker.missing_since > GONE_AFTER:
-                worker.lost = GONE
-                worker.in_flight = 0
-                self._say(f"{worker.name} is lost: {worker.lost}")
+                self._lose(worker, GONE)
+
+    def _lose(self, worker: _Worker, why: str) -> None:
+        worker.lost = why
+        worker.in_flight = 0
+        self._say(f"{worker.name} is lost: {worker.lost}")
 
     def _last_stop(self) -> float:
         """When the last worker stopped sending, on the run's clock."""

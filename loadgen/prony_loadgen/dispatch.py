@@ -15,6 +15,7 @@ from prony_loadgen.client import Request
 from prony_loadgen.dialects import DIALECTS
 from prony_loadgen.prompt import Prompt
 from prony_loadgen.quality import Expect
+from prony_loadgen.target import fitted
 
 # Where nobody asked for a number of tokens, users who hang up do so within so many chunks.
 CANCEL_WITHIN = 64
@@ -32,6 +33,7 @@ class Form:
     extra_body: Mapping[str, Any]
     keep_text: bool
     left_out: tuple[str, ...] = ()  # fields that the target refuses
+    renamed: tuple[tuple[str, str], ...] = ()  # fields that it takes under another name
     # The share of users who hang up in the middle of their answer, drawn from the seed.
     cancel_share: float = 0.0
     seed: int = 0
@@ -66,8 +68,7 @@ class Form:
             ignore_eos=ignore_eos,
             extra={**self.extra_body, **(extra or {})},
         )
-        for field in self.left_out:
-            body.pop(field, None)
+        body = fitted(body, self.left_out, self.renamed)
         return Request(
             id=id,
             cls=cls,

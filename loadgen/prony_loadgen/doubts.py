@@ -11,7 +11,15 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from prony_loadgen.steady import not_steady
-from prony_loadgen.summary import KNOWN_OF_INCOMPLETE, METRICS, Measured, failed, is_empty
+from prony_loadgen.summary import (
+    KNOWN_OF_INCOMPLETE,
+    METRICS,
+    NO_ANSWER,
+    Measured,
+    failed,
+    in_flight,
+    is_empty,
+)
 from prony_loadgen.summary import percentile as nearest_rank
 
 Grade = Literal["note", "warn", "invalid"]
@@ -28,6 +36,7 @@ COUNTS_DIFFER = 0.02
 IMPLAUSIBLE = 2.0  # times what was asked for and what came
 OVER_LIMIT = 0.01  # of the requests
 RESENT = 0.01
+RETRIED = 0.01
 MOSTLY_EMPTY = 0.5
 BUNCHED = 0.1
 # Under these a percentile is decided by one or two requests.
@@ -76,9 +85,11 @@ def find_doubts(
         *_input_differs(measured),
         *_empty(measured),
         *_resent(measured),
+        *_retried(measured),
         *_incomplete(measured),
         *_few_samples(measured),
         *_closed_loop(measured),
+        *_profiled(measured),
     ]
     order = ("invalid", "warn", "note")
     return sorted(found, key=lambda doubt: order.index(doubt.grade))
@@ -221,12 +232,17 @@ def _cut_short(measured: Measured) -> Iterator[Doubt]:
             {"requests": len(measured.records)},
         )
     elif measured.stopped_early is not None:
+        remedies = {
+            "max_total_tokens": "a higher max_total_tokens, or fewer requests",
+            NO_ANSWER: "see what became of the server; a duration instead of requests goes on",
+        }
+        known = [w for start, w in remedies.items() if measured.stopped_early.startswith(start)]
         yield Doubt(
             "stopped_early",
             "note",
             f"the run was stopped early ({measured.stopped_early})",
-            "a higher max_total_tokens, or fewer requests"
-            if measured.stopped_early.startswith("max_total_tokens")
+            known[0]
+            if known
             else "none needed for the breach; for full figures set measure.stop_on_breach: false",
             {"requests": len(measured.records)},
         )
@@ -450,6 +466,22 @@ def _resent(measured: Measured) -> Iterator[Doubt]:
         )
 
 
+def _retried(measured: Measured) -> Iterator[Doubt]:
+    again = [r for r in measured.records if r.earlier]
+    if again:
+        tries, of = sum(len(r.earlier) for r in again), len(measured.records)
+        yield Doubt(
+            "retried",
+            "warn" if len(again) > RETRIED * of else "note",
+            f"{len(again):,} of {of:,} requests were tried again, {tries:,} times in all, because "
+            "the target refused them at first; each counts once, with its wait in its latency, "
+            f"and the target was asked {of + tries:,} times",
+            "a lower rate, or a higher limit at the target; without `retry` each refusal is a "
+            "failed request",
+            {"requests": len(again), "attempts": tries, "of": of},
+        )
+
+
 def _short_output(run: Mapping[str, Any], measured: Measured) -> Iterator[Doubt]:
     pairs = [
         (r.asked_output_tokens, r.output_tokens)
@@ -533,6 +565,23 @@ def _few_samples(measured: Measured) -> Iterator[Doubt]:
             "that decide",
             f"at least {wanted:,} measured requests, better ten times as many",
             {"requests": n, "wanted": wanted},
+        )
+
+
+def _profiled(measured: Measured) -> Iterator[Doubt]:
+    start, end = measured.window
+    lost = sum(
+        start <= r.intended < end and in_flight(r, measured.profiled) for r in measured.outside
+    )
+    if measured.profiled:
+        spans = ", ".join(f"{a:.1f} to {b:.1f} s" for a, b in measured.profiled)
+        yield Doubt(
+            "profiled",
+            "note",
+            f"a profiler was at work from {spans}: the {lost:,} requests in flight then are in no "
+            "figure and in no objective, and that time counts for no rate",
+            "a capture is kept to 10 s at most; a longer run has more besides",
+            {"requests": lost, "seconds": round(end - start - measured.seconds, 3)},
         )
 
 

@@ -7,6 +7,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import gevent
@@ -14,7 +15,7 @@ from gevent.event import AsyncResult, Event
 from gevent.lock import BoundedSemaphore
 
 from prony_loadgen.checks import Checks
-from prony_loadgen.client import Request
+from prony_loadgen.client import ClientError, Request
 from prony_loadgen.dispatch import feed
 from prony_loadgen.ledger import Ledger, Sink
 from prony_loadgen.live import Timeline
@@ -25,9 +26,17 @@ from prony_loadgen.record import FOLLOWS, RequestRecord
 from prony_loadgen.session import Session
 from prony_loadgen.sessions import Conversation
 from prony_loadgen.settings import Settings
+from prony_loadgen.summary import NO_ANSWER
 from prony_loadgen.under_way import CUT_DRAIN, INVALID, UnderWay
 
 __all__ = ["CUT_DRAIN", "INVALID", "Load", "LoadOver"]
+
+# Closed loop: so long the keeper sees that no user asks who should, before it gives the run up.
+NOBODY_ASKS = 60.0
+LOOK_EVERY = 0.25
+# Closed loop without a duration: so many requests a user, one after another, that timed out
+# without a token, and the target counts as dead. A schedule ends by itself, this would not.
+DEAD_AFTER = 2
 
 
 class LoadOver(Exception):
@@ -76,6 +85,9 @@ class Load(UnderWay):
         self._drafts = itertools.islice(_drafts(settings), shard.index, None, shard.of)
         self._measured_asked = 0
         self._all_asked = False
+        self._thinks_until = 0.0  # when the last of the users who think will have thought
+        self._nobody_asked = 0.0  # seconds for which nothing was in flight since then
+        self._unanswered = 0  # requests in a row of which nothing came before their time was up
         self._closing = False
         self._arrived = Event()
         self._dispatching = BoundedSemaphore()
@@ -133,12 +145,25 @@ class Load(UnderWay):
         first = self._next_id()
         conversation: Conversation | None = Conversation.of(draft)
         while conversation is not None:
-            request = self._request(conversation, first, time.monotonic())
-            record = self._answered(request)
+            with self._users_are_ours():
+                request = self._request(conversation, first, time.monotonic())
+                record = self._answered(request)
             yield record
-            conversation = conversation.after(record, self.settings.form.dialect)
-            if conversation is not None:
-                gevent.sleep(conversation.thought)
+            with self._users_are_ours():
+                conversation = conversation.after(record, self.settings.form.dialect)
+                if conversation is not None:
+                    gevent.sleep(self._thinking_for(conversation.thought))
+
+    @contextmanager
+    def _users_are_ours(self) -> Iterator[None]:
+        """What breaks here is a fault of ours, and would break for every user, again and again."""
+        try:
+            yield
+        except LoadOver:
+            raise
+        except Exception as error:
+            self.session.fail(error)
+            raise
 
     def _answered(self, request: Request) -> RequestRecord:
         if not self.going or not self._can_pay(request):
@@ -162,7 +187,14 @@ class Load(UnderWay):
     def think_time(self) -> float:
         """Closed loop: seconds that a user waits before it asks again."""
         scenario = self.settings.scenario
-        return 0.0 if scenario is None else scenario.arrivals.think_time.sample(self._thinking)
+        if scenario is None:
+            return 0.0
+        with self._users_are_ours():
+            return self._thinking_for(scenario.arrivals.think_time.sample(self._thinking))
+
+    def _thinking_for(self, seconds: float) -> float:
+        self._thinks_until = max(self._thinks_until, time.monotonic() + seconds)
+        return seconds
 
     def next_draft(self) -> Draft | None:
         """Closed loop: what the next free user asks; None when the scenario has no more."""
@@ -174,14 +206,15 @@ class Load(UnderWay):
             share = None if wanted is None else self.settings.shard.share(wanted)
             self._all_asked = self._measured_asked == share
             self._measured_asked += not self._all_asked
-        return next(self._drafts) if self.going and not self._all_asked else None
+        with self._users_are_ours():
+            return next(self._drafts) if self.going and not self._all_asked else None
 
     def dispatch(self) -> None:
         """Open loop: hands the whole schedule to the client; returns when all of it was.
 
         Whoever calls it while another does, or after, hands over what is left: nothing twice.
         """
-        with self._dispatching:
+        with self._dispatching, self._users_are_ours():
             feed(
                 self._requests,
                 self.session.submit,
@@ -278,24 +311,54 @@ class Load(UnderWay):
         """Takes records as they come, and looks now and then at what else is due."""
         said = time.monotonic()
         while not self._closing:
-            self._arrived.wait(timeout=self._next_look())
+            quiet = not self._arrived.wait(timeout=self._next_look())
             self._arrived.clear()
             for record in self.session.take_records():
                 self._deliver(record)
+                self._give_up_a_dead_target(record)
             if time.monotonic() - said >= 1.0:
                 said = time.monotonic()
                 self.session.tick()
                 self._say(self.timeline.line(self.session.now()))
             stopped = self.session.stopped_early and not self._spent
+            self._refuse_idle_users(quiet)
             if (not self.going and stopped) or self.session.failure:
                 self.cut()
             elif self._is_over():
                 self._over.set()
 
+    def _give_up_a_dead_target(self, record: RequestRecord) -> None:
+        scenario = self.settings.scenario
+        users = 0 if scenario is None else scenario.arrivals.users or 0
+        nothing = record.outcome == "timeout" and not record.arrivals
+        self._unanswered = self._unanswered + 1 if nothing else 0
+        if not users or self.settings.ends is not None or not self.going:
+            return
+        if self._unanswered >= DEAD_AFTER * self.settings.shard.share(users):
+            self.session.stopped_early = f"{NO_ANSWER}: {self._unanswered:,} requests in a row"
+            self.stop_sending()
+
     def _next_look(self) -> float:
         ends = self.settings.ends
         left = 1.0 if ends is None else ends - self.session.now()
-        return min(0.25, left) if left > 0 else 0.25
+        return min(LOOK_EVERY, left) if left > 0 else LOOK_EVERY
+
+    def _refuse_idle_users(self, quiet: bool) -> None:
+        """Closed loop: where all users are gone by a fault of ours, the run would never end.
+
+        `quiet`: nothing has arrived since the last look. Such looks are counted, not seconds, so
+        that a process that was stopped meanwhile is not blamed.
+        """
+        if self.settings.scenario is None or self.settings.loop == "open" or not self.going:
+            return
+        resting = self.session.now() < 0 or time.monotonic() < self._thinks_until
+        if not quiet or self._all_asked or resting or self._waiting or not self.session.idle:
+            self._nobody_asked = 0.0
+            return
+        self._nobody_asked += LOOK_EVERY
+        if self._nobody_asked > NOBODY_ASKS:
+            why = f"no user has asked anything for {NOBODY_ASKS:g} s"
+            self.session.fail(ClientError(f"{why}{self.session.told_of_tasks()}"))
 
     def _is_over(self) -> bool:
         """Whether nothing more is to be sent."""

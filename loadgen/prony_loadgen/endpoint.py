@@ -8,7 +8,7 @@ from prony_loadgen.dialects import DIALECTS
 from prony_loadgen.probe import find_model, probe
 from prony_loadgen.scenario import Scenario, Talk
 from prony_loadgen.strict_yaml import FileError
-from prony_loadgen.target import Target, TargetError, Timeouts, parse_target
+from prony_loadgen.target import Retry, Target, TargetError, Timeouts, parse_target
 from prony_loadgen.tls import TlsOptions
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -62,6 +62,7 @@ def find_endpoint(
             total=talk.timeouts.total,
             between_tokens=talk.timeouts.between_tokens,
         ),
+        retry=None if talk.retry is None else Retry(talk.retry.max, talk.retry.honour_retry_after),
         tls=TlsOptions(
             ca=talk.tls.ca,
             cert=talk.tls.cert,

@@ -6,7 +6,12 @@ outcome is known; the rest of the answer is read, to free the connection) -> fin
 Only the client's thread comes here. Nothing waits: whoever calls says what is ready, and when.
 """
 
+import contextlib
+import heapq
+import itertools
+import math
 import os
+import random
 import selectors
 import socket as sockets
 import time
@@ -14,16 +19,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from prony_loadgen import native
 from prony_loadgen.answer import Answer
 from prony_loadgen.connection import Addresses, begin_connect, connect_result
 from prony_loadgen.deadlines import TimeLimit
 from prony_loadgen.dialects import DIALECTS, Dialect
 from prony_loadgen.proxy import ProxyError, Tunnel
 from prony_loadgen.quality import Expect
-from prony_loadgen.record import Outcome, RequestRecord
+from prony_loadgen.record import Attempt, Outcome, RequestRecord
 from prony_loadgen.shortcut import Shortcuts
 from prony_loadgen.target import Target, TargetError
-from prony_loadgen.timestamps import Receiver, WallClock
+from prony_loadgen.timestamps import Receiver, WallClock, ask_for_stamps
 from prony_loadgen.tls import TlsError, TlsFileError, TlsSession, tls_context
 
 if TYPE_CHECKING:
@@ -39,6 +45,9 @@ TRUNCATED_BELOW = 0.9
 # worked on the request, and its loss is data. The least is for what we and it are late by; the most
 # for a connection that took long to make by a lost packet.
 CROSSED_ROUND_TRIPS, CROSSED_LEAST, CROSSED_MOST = 3, 0.05, 0.5
+# What says that a request is refused for now; without Retry-After the wait doubles each time.
+TRIED_AGAIN = (429, 503)
+BACK_OFF, MOST_BACK_OFF = 0.5, 30.0
 # How long one address of several may take to answer before the next is tried, until one has.
 NEXT_ADDRESS_AFTER = 0.25
 
@@ -72,6 +81,8 @@ class Exchange:
     request: Request
     answer: Answer
     sent: float | None = None
+    tried: float = 0.0  # when its present try was sent
+    earlier: list[Attempt] = field(default_factory=list)  # how the tries before that ended
     connected: float | None = None
     connection: "Connection | None" = None
     untried: list[int] = field(default_factory=list)  # addresses
@@ -131,6 +142,9 @@ class Exchanges:
             except TlsFileError as error:
                 raise TargetError(str(error)) from None
         self._receiver = Receiver()
+        # Open as long as there may be requests: the kernel begins to stamp packets some time after
+        # the first socket asks for it, and stops with the last.
+        self._stamped: sockets.socket | None = None
         self._wall = WallClock()
         self._shortcuts = {name: Shortcuts(dialect) for name, dialect in DIALECTS.items()}
         self._selector = selector
@@ -140,6 +154,9 @@ class Exchanges:
         self._addresses = Addresses(target)
         self._heads = {name: _request_head(target, dialect) for name, dialect in DIALECTS.items()}
         self._under_way: dict[Exchange, None] = {}
+        # Those that wait to be tried again: when, and which; a heap.
+        self._again: list[tuple[float, int, Exchange]] = []
+        self._number = itertools.count()
         self._idle: dict[Connection, None] = {}  # kept alive, the last used last
         self._connect_limit: TimeLimit[Exchange] = TimeLimit(target.timeouts.connect)
         self._address_limit: TimeLimit[Exchange] = TimeLimit(NEXT_ADDRESS_AFTER)
@@ -162,18 +179,30 @@ class Exchanges:
 
     def admit(self, request: Request) -> Exchange:
         """Counts it as under way; `begin` sends it."""
-        answer = Answer(
+        exchange = Exchange(request, self._no_answer(request))
+        self._under_way[exchange] = None
+        return exchange
+
+    def _no_answer(self, request: Request) -> Answer:
+        return Answer(
             DIALECTS[request.dialect],
             keep_text=request.keep_text,
             shortcuts=self._shortcuts[request.dialect],
         )
-        exchange = Exchange(request, answer)
-        self._under_way[exchange] = None
-        return exchange
+
+    def prepare(self) -> None:
+        """To be called once, before the first request."""
+        with contextlib.suppress(OSError):
+            self._stamped = native.Socket(sockets.AF_INET, sockets.SOCK_DGRAM)
+            ask_for_stamps(self._stamped)
 
     def begin(self, exchange: Exchange) -> None:
         now = exchange.sent = time.monotonic()
         self._total_limit.add(exchange, now)
+        self._try(exchange, now)
+
+    def _try(self, exchange: Exchange, now: float) -> None:
+        exchange.tried = now
         self._first_token_limit.add(exchange, now)
         if self._idle:
             connection, _ = self._idle.popitem()
@@ -190,7 +219,8 @@ class Exchanges:
 
     def next_limit(self) -> float:
         """When check_limits has something to do; infinity where no limit is running."""
-        return min(limit.next() for limit in self._limits)
+        again = self._again[0][0] if self._again else math.inf
+        return min(again, *(limit.next() for limit in self._limits))
 
     def check_limits(self, now: float) -> None:
         for exchange in self._address_limit.over(now):
@@ -209,6 +239,10 @@ class Exchanges:
                 self._finish(exchange)
         for exchange in self._linger_limit.over(now):
             self._finish(exchange)
+        while self._again and self._again[0][0] <= now:
+            exchange = heapq.heappop(self._again)[2]
+            if exchange in self._under_way:  # its time may be up meanwhile
+                self._try(exchange, time.monotonic())
 
     def ready(self, connection: Connection, events: int, now: float) -> None:
         """The selector says that a connection can be read or written."""
@@ -231,6 +265,8 @@ class Exchanges:
         """Closes the connections that lie idle."""
         for connection in list(self._idle):
             self._drop(connection)
+        if self._stamped is not None:
+            self._stamped.close()
 
     def _payload(self, request: Request) -> bytes:
         return b"%btraceparent: 00-%b-%b-01\r\nContent-Length: %d\r\n\r\n%b" % (
@@ -412,8 +448,7 @@ class Exchanges:
         """Whether a kept connection that ended was closed before the server had the request."""
         if not connection.reused or exchange.answer.begun or exchange.retried:
             return False
-        assert exchange.sent is not None
-        return at - exchange.sent <= connection.crossed_within
+        return at - exchange.tried <= connection.crossed_within
 
     def _hang_up(self, exchange: Exchange, patience: int, at: float) -> None:
         """The user leaves, who was to leave after so much."""
@@ -423,18 +458,62 @@ class Exchanges:
             answer.fail("incomplete", "the client hung up, as asked for", self._clock(at))
 
     def _finish(self, exchange: Exchange) -> None:
-        """Frees the connection and hands over the record."""
+        """Frees the connection, and hands over the record unless it is to be tried again."""
+        wait = self._wait_to_retry(exchange)
         for limit in self._limits:
-            limit.discard(exchange)
+            if wait is None or limit is not self._total_limit:
+                limit.discard(exchange)
+        self._free(exchange)
+        if wait is not None:
+            self._await_next_try(exchange, wait)
+            return
         self._flag(exchange)
+        del self._under_way[exchange]
+        self._on_record(self._record(exchange))
+
+    def _free(self, exchange: Exchange) -> None:
+        """Keeps the connection for the next request, or closes it."""
         connection = exchange.connection
         if connection is not None and exchange.answer.reusable and not connection.unsent:
             connection.exchange = exchange.connection = None
             self._idle[connection] = None
         else:
             self._drop(connection)
-        del self._under_way[exchange]
-        self._on_record(self._record(exchange))
+
+    def _wait_to_retry(self, exchange: Exchange) -> float | None:
+        """Seconds after which it is sent again; None where it is not."""
+        retry, answer = self._target.retry, exchange.answer
+        refused = answer.outcome == "http_error" and answer.status in TRIED_AGAIN
+        number = len(exchange.earlier) + 1
+        if retry is None or number > retry.most:
+            return None
+        if not refused and answer.outcome != "connect_error":
+            return None
+        told = answer.retry_after(time.time()) if retry.honour_retry_after else None
+        # Drawn from the request, so that those that were refused together do not come together.
+        drawn = random.Random(f"{exchange.request.id} {number}").uniform(0.5, 1.0)
+        wait = min(BACK_OFF * 2 ** (number - 1), MOST_BACK_OFF) * drawn if told is None else told
+        assert exchange.sent is not None
+        left = exchange.sent + self._target.timeouts.total - time.monotonic()
+        return wait if wait < left else None
+
+    def _await_next_try(self, exchange: Exchange, wait: float) -> None:
+        answer = exchange.answer
+        assert answer.outcome is not None and answer.ended is not None
+        exchange.earlier.append(
+            Attempt(
+                self._clock(exchange.tried),
+                answer.ended,
+                answer.outcome,
+                answer.status,
+                answer.error,
+            )
+        )
+        exchange.answer = self._no_answer(exchange.request)
+        exchange.connected, exchange.retried = None, False
+        exchange.lag, exchange.kernel_times = 0.0, True
+        again = (time.monotonic() + wait, next(self._number), exchange)
+        heapq.heappush(self._again, again)
 
     def _flag(self, exchange: Exchange) -> None:
         answer, words = exchange.answer, exchange.request.prompt_words
@@ -491,6 +570,7 @@ class Exchanges:
             client_lag=exchange.lag if exchange.kernel_times and answer.begun else None,
             server_times=answer.server_times,
             retry_after=answer.retry_after(time.time()),
+            earlier=tuple(exchange.earlier),
         )
 
 

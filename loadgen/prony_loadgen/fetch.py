@@ -1,4 +1,4 @@
-"""One plain HTTP GET to a target: a path goes in, status, headers and body come out.
+"""One plain HTTP request to a target: a path goes in, status, headers and body come out.
 
 For what is asked of a target beside the load, such as its list of models. It blocks.
 """
@@ -6,7 +6,7 @@ For what is asked of a target beside the load, such as its list of models. It bl
 import socket as sockets
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from prony_loadgen import native
 from prony_loadgen.connection import Addresses
@@ -33,22 +33,31 @@ def fetch(
     *,
     headers: Iterable[tuple[str, str]] = (),
     most: int | None = None,
+    post: bytes | None = None,
+    into: BinaryIO | None = None,
 ) -> Fetched:
     """What the target answers to GET `path`, a full path, within `timeout` and `most` bytes.
+
+    `post` is the body of a POST in its place, JSON; `into` is where the answer's body is written,
+    piece by piece, which is then empty here.
 
     Raises FetchError, and TargetError where the target's name has no address or a certificate
     cannot be used.
     """
     addresses = Addresses(target)
     ends = time.monotonic() + timeout
-    failure = ""
+    failure, asked = "", False
     for index in addresses.order():
+        if asked and post is not None:
+            break  # it may have been heard: a POST is never said twice
         family, address = addresses.address(index)
         try:
             with native.Socket(family) as sock:
                 sock.settimeout(min(timeout, target.timeouts.connect))
                 sock.connect(address)
-                return _answer(_Pipe(sock, target, ends), _head(target, path, headers), most)
+                pipe, asked = _Pipe(sock, target, ends), True
+                pipe.send(_head(target, path, headers, post) + (post or b""))
+                return _answer(pipe, most, into)
         except TimeoutError:
             failure = f"no answer within {timeout:g} s"
         except (TlsError, ProxyError) as error:
@@ -58,14 +67,17 @@ def fetch(
     raise FetchError(failure)
 
 
-def _head(target: Target, path: str, more: Iterable[tuple[str, str]]) -> bytes:
+def _head(target: Target, path: str, more: Iterable[tuple[str, str]], post: bytes | None) -> bytes:
     through = target.proxy if target.tls is None else None
     given = {name.lower() for name, _ in target.headers}
     ours = [("Host", target.host_header), ("Accept", "application/json"), *more]
+    if post is not None:
+        ours += [("Content-Type", "application/json"), ("Content-Length", str(len(post)))]
     headers = [(name, value) for name, value in ours if name.lower() not in given]
     headers += [*target.headers, *(() if through is None else through.headers)]
     whole = "" if through is None else f"http://{target.host_header}"
-    lines = [f"GET {whole}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
+    method = "GET" if post is None else "POST"
+    lines = [f"{method} {whole}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
     return "\r\n".join([*lines, "Connection: close", "\r\n"]).encode("latin-1")
 
 
@@ -119,8 +131,7 @@ def _closed() -> bytes:
     raise FetchError("the server closed the connection before it was set up")
 
 
-def _answer(pipe: _Pipe, head: bytes, most: int | None) -> Fetched:
-    pipe.send(head)
+def _answer(pipe: _Pipe, most: int | None, into: BinaryIO | None) -> Fetched:
     reader = ResponseReader()
     body = []
     size = 0
@@ -130,7 +141,11 @@ def _answer(pipe: _Pipe, head: bytes, most: int | None) -> Fetched:
             size += len(data)
             if most is not None and size > most:
                 raise FetchError(f"the answer is larger than {most} bytes")
-            body.append(reader.feed(data))
+            piece = reader.feed(data)
+            if into is None:
+                body.append(piece)
+            else:
+                into.write(piece)
         else:
             reader.end()
     if reader.broken is not None:

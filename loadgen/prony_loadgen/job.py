@@ -47,6 +47,7 @@ def job_of(
         "url": target.url,
         "base_path": target.base_path,
         "left_out": list(target.left_out),
+        "renamed": [list(names) for names in target.renamed],
         "model": form.model,
         "api_key_env": api_key_env,
         "keyed": target.api_key is not None,
@@ -104,4 +105,9 @@ def _target(talk: Talk, job: Mapping[str, Any]) -> Target:
     if job["keyed"] and target.api_key is None:
         name = job["api_key_env"] or "OPENAI_API_KEY"
         raise FileError([f"the environment variable {name}, which has the key, is not set here"])
-    return replace(target, base_path=job["base_path"], left_out=tuple(job["left_out"]))
+    return replace(
+        target,
+        base_path=job["base_path"],
+        left_out=tuple(job["left_out"]),
+        renamed=tuple((old, new) for old, new in job["renamed"]),
+    )

@@ -84,6 +84,7 @@ class Ledger:
             self.folder.write_run(self._facts(nothing, ended=None))
         except OSError as error:
             raise self._unusable(error) from None
+        self._settings.judge.begin(origin_unix)
 
     def add(self, record: RequestRecord) -> str | None:
         self._sendings.append(Sending.of(record))
@@ -146,6 +147,7 @@ class Ledger:
                 "dialect": settings.form.dialect,
                 "route": settings.target.route(),
                 "left_out": list(settings.target.left_out),
+                "renamed": dict(settings.target.renamed),
             },
             "seed": settings.seed,
             "started_at": _iso(self._started_at),

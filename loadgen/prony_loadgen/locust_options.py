@@ -21,6 +21,8 @@ def add_options(parser: Any) -> None:
         metavar="SLO",
         help="a name, a file, or 'ttft p99 < 500ms'",
     )
+    # --profile is Locust's own.
+    add("--profile-when", metavar="WHEN", help="capture a profile: on-breach, or at=30s")
     # Text, as all options are: a master sends them to its workers.
     add("--out", metavar="DIR", help="the run folder (default: a new one in runs/)")
     add("--model", metavar="NAME", help="default: the only one that the server lists")

@@ -9,7 +9,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,7 @@ from locust.exception import (
 from locust.runners import MasterRunner, WorkerRunner
 from locust.util.timespan import parse_timespan
 from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.registry import Collector
 
 from prony_loadgen.command_line import told
 from prony_loadgen.crew import Crew
@@ -146,6 +148,9 @@ class ScenarioUser(LLMUser):
             raise StopUser from None
 
 
+Exporting = Callable[[Collector], AbstractContextManager[None]]
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """What a command line says beside the scenario."""
@@ -156,6 +161,9 @@ class RunOptions:
     probe: bool = True
     dry_run: bool = False
     metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    exporting: Exporting | None = None  # sends the run's series elsewhere while it goes on
+    beside: Callable[[CollectorRegistry], object] | None = None  # adds series of this host
     quiet: bool = False
     processes: int = 1
     web_port: int | None = None  # opens Locust's web UI there
@@ -175,14 +183,18 @@ def run_scenario(scenario: Scenario, judge: Judge, options: RunOptions) -> int:
         print(line, flush=True)
     if options.dry_run:
         return 0
-    if options.metrics_port is not None:
-        settings = replace(settings, metrics=_exported(options.metrics_port, settings.run_id))
-    if options.processes > 1:
-        job = job_of(scenario, settings, api_key_env=options.api_key_env)
-        return run_together(
-            settings, job, options.processes, quiet=options.quiet, web_port=options.web_port
-        )
-    return run(settings, quiet=options.quiet, web_port=options.web_port)
+    with ExitStack() as stack:
+        if options.metrics_port is not None or options.exporting is not None:
+            registry = _exported(options)
+            settings = replace(settings, metrics=LoadMetrics(registry, settings.run_id))
+            if options.exporting is not None:
+                stack.enter_context(options.exporting(registry))
+        if options.processes > 1:
+            job = job_of(scenario, settings, api_key_env=options.api_key_env)
+            return run_together(
+                settings, job, options.processes, quiet=options.quiet, web_port=options.web_port
+            )
+        return run(settings, quiet=options.quiet, web_port=options.web_port)
 
 
 def run(settings: Settings, *, quiet: bool = False, web_port: int | None = None) -> int:
@@ -326,14 +338,19 @@ def _users(settings: Settings) -> int:
     return 1 if scenario is None else scenario.arrivals.users or 1
 
 
-def _exported(port: int, run_id: str) -> LoadMetrics:
-    registry = CollectorRegistry()
-    try:
-        # Its thread is a greenlet here: the hub answers scrapes, not the client's thread.
-        start_http_server(port, addr="127.0.0.1", registry=registry)
-    except OSError as error:
-        raise FileError([f"--metrics-port {port}: {error.strerror}"]) from None
-    return LoadMetrics(registry, run_id)
+def _exported(options: RunOptions) -> CollectorRegistry:
+    """A registry, on a port where one was asked for. Raises FileError where that is taken."""
+    registry, port, host = CollectorRegistry(), options.metrics_port, options.metrics_host
+    if port is not None:
+        try:
+            # Its thread is a greenlet here: the hub answers scrapes, not the client's thread.
+            start_http_server(port, addr=host, registry=registry)
+        except OSError as error:
+            where = f"--metrics-port {port} at {host}"
+            raise FileError([f"{where}: {error.strerror or error}"]) from None
+    if options.beside is not None:
+        options.beside(registry)
+    return registry
 
 
 def _fire(

@@ -37,6 +37,8 @@ OPTIONAL_FIELDS = {
     "stream_options": "output tokens are counted by chunks unless the server reports usage anyway",
     "ignore_eos": "answers may be shorter than asked for",
 }
+# Fields that some servers take under another name only: OpenAI's reasoning models.
+OTHER_NAMES = {"openai-chat": {"max_tokens": "max_completion_tokens"}}
 
 
 class Probed(NamedTuple):
@@ -63,13 +65,13 @@ def probe(
     for base in bases:
         at = replace(target, base_path=base)
         url = at.endpoint(dialect.path, versioned=dialect.versioned)
-        record, left_out = _ask_until_it_fits(at, dialect, model, extra or {}, ignore_eos)
+        record, fitting = _ask_until_it_fits(at, dialect, model, extra or {}, ignore_eos)
         if record.status == 404 and not settled and base != bases[-1]:
             refused.append(url)
             continue
         _check(record, url, refused)
-        notes = tuple(_notes(dialect, record, url, left_out, ignore_eos))
-        return Probed(replace(at, left_out=left_out, notes=notes), model, record)
+        notes = tuple(_notes(dialect, record, url, fitting, ignore_eos))
+        return Probed(replace(fitting, notes=notes), model, record)
     raise AssertionError("a target has a base path")
 
 
@@ -180,8 +182,8 @@ def _only(models: list[str], url: str) -> str:
 
 def _ask_until_it_fits(
     target: Target, dialect: Dialect, model: str, extra: Mapping[str, Any], ignore_eos: bool
-) -> tuple[RequestRecord, tuple[str, ...]]:
-    """The record of the probe, and which fields had to be left out for it."""
+) -> tuple[RequestRecord, Target]:
+    """The record of the probe, and the target with what had to be left out or renamed for it."""
     body = dialect.body(
         Prompt(text="Hello"),
         model=model,
@@ -191,13 +193,24 @@ def _ask_until_it_fits(
     )
     first = ask(target, dialect, body)
     if first.status not in (400, 422):
-        return first, ()
-    for fields in _suspects(first.error or "", [f for f in OPTIONAL_FIELDS if f in body]):
-        less = {key: value for key, value in body.items() if key not in fields}
-        record = ask(target, dialect, less)
+        return first, target
+    told, fitting = first, target
+    renamed = {
+        old: new
+        for old, new in OTHER_NAMES.get(dialect.name, {}).items()
+        if old in body and (old in (first.error or "") or new in (first.error or ""))
+    }
+    if renamed:
+        fitting = replace(target, renamed=tuple(renamed.items()))
+        told = ask(fitting, dialect, fitting.fitted(body))
+        if told.ok:
+            return told, fitting
+    for fields in _suspects(told.error or "", [f for f in OPTIONAL_FIELDS if f in body]):
+        less = replace(fitting, left_out=fields)
+        record = ask(less, dialect, less.fitted(body))
         if record.ok:
-            return record, fields
-    return first, ()
+            return record, less
+    return first, target
 
 
 def _suspects(error: str, sent: list[str]) -> list[tuple[str, ...]]:
@@ -230,7 +243,8 @@ def _send(target: Target, dialect: Dialect, body: Mapping[str, Any]) -> RequestR
     patient = replace(target.timeouts, first_token=limit, between_tokens=limit)
     now = time.monotonic()
     records: list[RequestRecord] = []
-    client = Client(replace(target, timeouts=patient), origin=now, on_record=records.append)
+    once = replace(target, timeouts=patient, retry=None)
+    client = Client(once, origin=now, on_record=records.append)
     client.start()
     client.submit(
         Request(
@@ -259,11 +273,13 @@ def _notes(
     dialect: Dialect,
     record: RequestRecord,
     url: str,
-    left_out: tuple[str, ...],
+    target: Target,
     ignore_eos: bool,
 ) -> Iterator[str]:
     """What people should know of the target before its load, a line each."""
-    for field in left_out:
+    for old, new in target.renamed:
+        yield f"{url} refuses {old}, so it is sent as {new}"
+    for field in target.left_out:
         yield f"{url} refuses {field}, so it is left out: {OPTIONAL_FIELDS[field]}"
     if ignore_eos and not dialect.ignores_eos:
         yield f"{dialect.name} has no ignore_eos: {OPTIONAL_FIELDS['ignore_eos']}"

@@ -46,14 +46,26 @@ class Arrival(NamedTuple):
 FOLLOWS = "."
 
 
+class Attempt(NamedTuple):
+    """An earlier try of a request that was sent again, as the scenario's `retry` asks."""
+
+    sent: float
+    ended: float
+    outcome: Outcome
+    status: int | None
+    error: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One attempt at one request."""
+    """One request, as its user saw it: where it was tried again, the last try, and how the others
+    ended.
+    """
 
     id: str
     cls: str  # the request class, "class" in files
     intended: float  # when the schedule said to send it
-    # When we set out to send it: wrote to a connection, or began to make one. What connecting
+    # When we first set out to send it: wrote to a connection, or began to make one. What connecting
     # takes is the target's and the network's, not lateness of ours. None where it never came to it.
     sent: float | None
     headers: float | None  # when the response's header block was complete
@@ -84,6 +96,7 @@ class RequestRecord:
     server_times: dict[str, float] | None = None
     quality: dict[str, float] | None = None  # what the answer's text shows: see quality.py
     retry_after: float | None = None  # seconds for which the server asked us to stay away
+    earlier: tuple[Attempt, ...] = ()  # tries before the one that all else is of, but `sent`
 
     @property
     def ok(self) -> bool:
@@ -179,9 +192,12 @@ class RequestRecord:
         for name in ("intended", "sent", "connected", "headers", "ended", "client_lag"):
             if facts[name] is not None:
                 facts[name] = round(facts[name], 7)
+        facts["earlier"] = [
+            [round(try_.sent, 7), round(try_.ended, 7), *try_[2:]] for try_ in self.earlier
+        ]
         # Most servers tell none of these.
-        for name in ("server_times", "quality", "retry_after"):
-            if facts[name] is None:
+        for name in ("server_times", "quality", "retry_after", "earlier"):
+            if not facts[name] and facts[name] != 0:
                 del facts[name]
         return json.dumps(facts, ensure_ascii=True, allow_nan=False)
 
@@ -199,6 +215,7 @@ class RequestRecord:
             if token_count(facts.get("output_tokens")) is None:
                 facts["output_tokens"] = facts["output_tokens_from"] = None
             facts["flags"] = tuple(facts["flags"])
+            facts["earlier"] = tuple(Attempt(*told) for told in facts.get("earlier", ()))
             return cls(**facts)
         except (KeyError, TypeError) as error:
             known = ", ".join(field.name for field in fields(cls))

@@ -7,6 +7,7 @@ the plots and the tables of single requests.
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,10 +31,26 @@ LOUD: Final = ("invalid", "warn")  # grades that stand above the numbers
 Row = dict[str, Any]
 
 
-def report_html(run: dict[str, Any], records: Sequence[RequestRecord], server: Lines = ()) -> str:
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page that somebody else made."""
+
+    id: str
+    title: str
+    note: str
+    html: Markup
+
+
+def report_html(
+    run: dict[str, Any],
+    records: Sequence[RequestRecord],
+    server: Lines = (),
+    more: Sequence[Section] = (),
+) -> str:
     """The whole page. Its size has a bound: a long run's plots keep a stated part of its points.
 
-    `server` is what the run kept of the target's own metrics, where it did.
+    `server` is what the run kept of the target's own metrics, where it did; `more` stands behind
+    it.
     """
     window = _window(run)
     inside = [record for record in records if window[0] <= record.intended < window[1]]
@@ -70,6 +87,7 @@ def report_html(run: dict[str, Any], records: Sequence[RequestRecord], server: L
         ],
         "timeline": _timeline(run, records, window, limits.get("ttft", []), figures),
         "server": _server(run, server, records, window, figures),
+        "more": more,
         "schedule": _schedule(run),
         "outcomes": _outcomes(run),
         "errors": (errors := _errors(inside)),
@@ -115,7 +133,11 @@ def _facts(run: dict[str, Any], window: tuple[float, float]) -> Row:
     ]
     shown += [
         (name, told)
-        for name, told in (("cost", words.cost(run)), ("answers", words.quality(run)))
+        for name, told in (
+            ("cost", words.cost(run)),
+            ("answers", words.quality(run)),
+            ("retries", words.retries(run)),
+        )
         if told
     ]
     return {"shown": shown, "scenario": scenario.get("name"), "model": target.get("model")}

@@ -328,6 +328,16 @@ class TimeoutSpec(StrictModel):
     drain: Duration = 30.0
 
 
+class RetrySpec(StrictModel):
+    """What a target refuses for now (429, 503), or what finds no connection, is tried again.
+
+    Off unless asked for. A request's latency counts from its first time, whatever it waited.
+    """
+
+    max: Count = Field(ge=1, le=20)  # tries after the first
+    honour_retry_after: bool = True  # wait as long as the server says, where it does
+
+
 class TlsSpec(StrictModel):
     """Whom to believe at an https:// target, and who we are. Paths of PEM files."""
 
@@ -344,6 +354,7 @@ class Talk(StrictModel):
     dialect: Dialect = "openai-chat"
     model: str | None = None
     timeouts: TimeoutSpec = TimeoutSpec()
+    retry: RetrySpec | None = None
     tls: TlsSpec = TlsSpec()
     proxy: str | None = None  # in place of what HTTP_PROXY and its like say
     cancel_share: Number = Field(default=0.0, ge=0, le=1)  # of users, who hang up midway

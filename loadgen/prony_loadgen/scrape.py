@@ -7,6 +7,7 @@ nothing but the asking.
 
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,7 +53,7 @@ class Scraper:
         native.start_new_thread(self._ask, ())
 
     def stop(self) -> Scraped:
-        """Ends it; the page under way gets its time-out."""
+        """Ends it with one last page, which gets its time-out as one under way does."""
         self._going.release()
         self._over.acquire(timeout=2 * TIMEOUT)
         return Scraped(tuple(self._pages), self._failed, self._why)
@@ -67,7 +68,10 @@ class Scraper:
         paths = [self._target.path(path, versioned=False) for path in PATHS]
         size = row = 0
         due = time.monotonic()
-        while not self._going.acquire(timeout=max(0.0, due - time.monotonic())):
+        stopped = False
+        while not stopped:
+            # The page after the stop is the last: what ended since the one before is in it.
+            stopped = self._going.acquire(timeout=max(0.0, due - time.monotonic()))
             due = max(due + self._every, time.monotonic())
             at = time.time()
             body = self._page(paths)
@@ -85,15 +89,22 @@ class Scraper:
 
     def _page(self, paths: list[str]) -> bytes | None:
         """The page at the first path that is one; later only that one is asked for."""
+        failures = []
         for path in list(paths):
             try:
                 answer = fetch(self._target, path, TIMEOUT, headers=[ACCEPT], most=LARGEST)
             except (FetchError, TargetError) as error:
-                self._why = f"{path}: {error}"
+                failures.append(f"{path}: {error}")
                 continue
             if answer.status == 200:
                 paths[:] = [path]
                 return answer.body
-            self._why = f"{path}: HTTP {answer.status}"
+            failures.append(f"{path}: HTTP {answer.status}")
         self._failed += 1
+        self._why = telling(failures)
         return None
+
+
+def telling(failures: Sequence[str]) -> str:
+    """Of what each path answered, the one that says most: a path that is not there says least."""
+    return min(failures, key=lambda failure: failure.endswith("HTTP 404"))

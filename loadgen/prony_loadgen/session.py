@@ -76,7 +76,8 @@ class Session:
     @property
     def failure(self) -> Exception | None:
         """What failed on our side, which ends the run: a broken client, a full disk."""
-        return self._failure or self._sink.failure
+        # The client's is looked for: while all users wait for records, nobody submits anything.
+        return self._failure or self._client.failure or self._sink.failure
 
     @property
     def sending(self) -> bool:
@@ -143,7 +144,12 @@ class Session:
             self._client.close(0.0)
         except ClientError as error:
             self.fail(error)
-        records = self.take_records()
+        records: list[RequestRecord] = []
+        while self._arrived:
+            try:
+                records += self.take_records()
+            except Exception as error:  # of whoever watches: what came is written all the same
+                self.fail(error)
         self.tick()
         client = {**self._effort.facts(), "seconds": round(self.now(), 3)}
         client["calibration"] = None if self._calibration is None else self._calibration.summary()
@@ -168,6 +174,10 @@ class Session:
         """A user's own code broke: it does not ask what its locustfile says."""
         told = " ".join(f"{type(error).__name__}: {error}".split())
         self._raised.append(told if len(told) <= _SHOWN else f"{told[:_SHOWN]}...")
+
+    def told_of_tasks(self) -> str:
+        """The first that users' code raised, to end a sentence with; empty where nothing was."""
+        return f": {self._raised[0]}" if self._raised else ""
 
     def _on_record(self, record: RequestRecord) -> None:
         self._arrived.append(record)

@@ -43,6 +43,10 @@ class Judge(Protocol):
         """Lines on whether the SLO can be decided with `plan`; printed before load."""
         ...
 
+    def begin(self, origin_unix: float) -> None:
+        """The load begins: `origin_unix` is the wall clock's time at the run's second 0."""
+        ...
+
     def breached(self, record: RequestRecord) -> str | None:
         """Takes each record; why the run should stop now, or None."""
         ...
@@ -68,6 +72,9 @@ class NoJudge:
     def plan(self, plan: Plan, window: tuple[float, float]) -> list[str]:
         return []
 
+    def begin(self, origin_unix: float) -> None:
+        return None
+
     def breached(self, record: RequestRecord) -> str | None:
         return None
 
@@ -89,6 +96,18 @@ def installed_judge(slo: Sequence[str], scenario_slo: str | None) -> Judge:
     if slo:
         raise FileError(["--slo: nothing is installed that judges (entry point prony.judge)"])
     return NoJudge()
+
+
+def installed_profiler(judge: Judge, target: Target, when: str | None) -> Judge:
+    """The judge that also takes profiles of the target, where `when` asks. Raises FileError."""
+    if when is None:
+        return judge
+    for point in entry_points(group="prony.profile"):
+        made: Judge = point.load()(judge, target, when)
+        return made
+    raise FileError(
+        ["--profile-when: nothing is installed that profiles (entry point prony.profile)"]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +250,7 @@ def _form(talk: Talk, target: Target, model: str, *, ignore_eos: bool) -> Form:
         extra_body=talk.extra_body,
         keep_text=talk.keep_text,
         left_out=target.left_out,
+        renamed=target.renamed,
         cancel_share=talk.cancel_share,
         seed=talk.seed,
         quality=not isinstance(talk, Scenario) or talk.quality,

@@ -22,6 +22,7 @@ METRICS = ("ttft", "ttft_from_send", "ttfo", "e2e", "tpot", "max_gap", "send_lag
 KNOWN_OF_INCOMPLETE = frozenset({"ttft", "ttft_from_send", "ttfo", "send_lag"})
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 CHECK_CLASS = "check-"  # the start of the classes of what checks.py asks
+NO_ANSWER = "the target stopped answering"  # the start of why a run was stopped early
 STALL = 0.2  # seconds; a longer gap between two arrivals of a request is a stall
 
 Samples = list[tuple[float, float]]  # (seconds, weight)
@@ -40,7 +41,8 @@ class Measured:
     """The part of a run that counts, and what is needed to judge it."""
 
     records: tuple[RequestRecord, ...]  # intended inside the window
-    outside: tuple[RequestRecord, ...]  # warm-up, and what was intended after the window
+    # Warm-up, what was intended after the window, and what was in flight while it was profiled.
+    outside: tuple[RequestRecord, ...]
     window: tuple[float, float]  # seconds on the run's clock
     loop: Literal["open", "closed"]
     dropped: int = 0  # arrivals that the generator could not send; bad for every objective
@@ -51,10 +53,24 @@ class Measured:
     stages: tuple[Stage, ...] = ()
     origin_unix: float | None = None  # Unix time of the run's second 0
     quality: frozenset[str] = frozenset()  # "truncated_share", ...: what records were looked at for
+    # Parts of the window in which a profiler disturbed the target: in no figure.
+    profiled: tuple[tuple[float, float], ...] = ()
 
     @property
     def seconds(self) -> float:
-        return self.window[1] - self.window[0]
+        """How long was measured: the window without what was profiled of it."""
+        start, end = self.window
+        cut = sum(max(0.0, min(b, end) - max(a, start)) for a, b in self.profiled)
+        return max(0.0, end - start - cut)
+
+    def holds(self, at: float) -> bool:
+        """Whether a moment counts: inside the window, and no profiler was at work."""
+        start, end = self.window
+        return start <= at < end and not any(a <= at < b for a, b in self.profiled)
+
+    def tokens(self) -> float:
+        """Output tokens that arrived while it was measured, whenever their request was sent."""
+        return tokens_inside(self.records + self.outside, self.window, self.profiled)
 
     @property
     def attempts(self) -> int:
@@ -79,8 +95,10 @@ def measured(
         start = min(max(start, warmup), end)
     inside: list[RequestRecord] = []
     outside: list[RequestRecord] = []
+    disturbed = profiled(run)
     for record in records:
-        (inside if start <= record.intended < end else outside).append(record)
+        counts = start <= record.intended < end and not in_flight(record, disturbed)
+        (inside if counts else outside).append(record)
     interrupted, stopped_early = bool(run.get("interrupted")), run.get("stopped_early")
     # Where a run was cut, what was due but unsent was cancelled: nobody failed to send it.
     cut_short = interrupted or stopped_early is not None
@@ -97,7 +115,29 @@ def measured(
         stages=tuple(Stage(str(n), float(a), float(b)) for n, a, b in run.get("stages") or ()),
         origin_unix=run.get("origin_unix"),
         quality=frozenset(run.get("quality") or ()),
+        profiled=disturbed,
     )
+
+
+def profiled(run: Mapping[str, Any]) -> tuple[tuple[float, float], ...]:
+    """The spans of a run (run.json) in which a profiler disturbed the target, without overlaps.
+
+    Each ends a moment after its capture, which the target needs to catch up.
+    """
+    told = ((run.get("profile") or {}).get("captures")) or ()
+    spans = sorted((float(a), float(b)) for a, b in (each["left_out"] for each in told))
+    apart: list[tuple[float, float]] = []
+    for start, end in spans:
+        if apart and start <= apart[-1][1]:
+            apart[-1] = (apart[-1][0], max(apart[-1][1], end))
+        else:
+            apart.append((start, end))
+    return tuple(apart)
+
+
+def in_flight(record: RequestRecord, spans: Iterable[tuple[float, float]]) -> bool:
+    """Whether a request was waited for at any time within the spans."""
+    return any(record.intended < end and record.ended > start for start, end in spans)
 
 
 def is_empty(record: RequestRecord) -> bool:
@@ -201,8 +241,12 @@ def inter_token_latency(records: Sequence[RequestRecord]) -> dict[str, Any]:
     return {"all": _weighted_statistics(ok + lost), "ok": _weighted_statistics(ok)}
 
 
-def tokens_inside(records: Iterable[RequestRecord], window: tuple[float, float]) -> float:
-    """Output tokens that arrived inside the window, whenever their request was sent.
+def tokens_inside(
+    records: Iterable[RequestRecord],
+    window: tuple[float, float],
+    without: Sequence[tuple[float, float]] = (),
+) -> float:
+    """Output tokens that arrived inside the window but `without`, whenever their request was sent.
 
     Where the stream did not say how many tokens a chunk held, the request's true count is spread
     over its chunks.
@@ -212,6 +256,9 @@ def tokens_inside(records: Iterable[RequestRecord], window: tuple[float, float])
     for record in records:
         told = sum(arrival.tokens for arrival in record.arrivals)
         inside = sum(a.tokens for a in record.arrivals if start <= a.at < end)
+        for cut_start, cut_end in without:
+            first, last = max(start, cut_start), min(end, cut_end)
+            inside -= sum(a.tokens for a in record.arrivals if first <= a.at < last)
         if inside:
             total += inside * ((record.output_tokens or told) / told)
     return total
@@ -236,6 +283,7 @@ def _summary_of(measured: Measured) -> dict[str, Any]:
         "requests": {
             **_counts(records, measured.dropped),
             "outside_window": len(measured.outside),
+            **_profiled(measured),
         },
         **{m: latency(records, m, measured.dropped) for m in METRICS},
         "itl": inter_token_latency(records),
@@ -245,11 +293,21 @@ def _summary_of(measured: Measured) -> dict[str, Any]:
         "quality": shares(records, [r for r in measured.outside if is_check(r)]),
         "client_lag": _client_lag(records),
         "model_loads": _model_loads(records),
+        "retries": _retries(records),
         "outcomes": _sorted_counts(r.outcome for r in records),
         "errors": _errors(records),
         "finish_reasons": _sorted_counts(r.finish_reason for r in records if r.finish_reason),
         "flags": _sorted_counts(flag for r in records for flag in r.flags),
     }
+
+
+def _profiled(measured: Measured) -> dict[str, int]:
+    """How many requests a profiler took out of the window; nothing where none was at work."""
+    if not measured.profiled:
+        return {}
+    start, end = measured.window
+    lost = (r for r in measured.outside if start <= r.intended < end)
+    return {"profiled": sum(in_flight(r, measured.profiled) for r in lost)}
 
 
 def _counts(records: Sequence[RequestRecord], dropped: int) -> dict[str, int]:
@@ -268,10 +326,9 @@ def _rates(measured: Measured) -> dict[str, float | None]:
     answered = counts["attempts"] - counts["incomplete"]
     bad = counts["failed"] + counts["dropped"]
     everything = measured.records + measured.outside
-    start, end = measured.window
-    finished = sum(r.ok and start <= r.ended < end for r in everything)
+    finished = sum(r.ok and measured.holds(r.ended) for r in everything)
     per_second = 1 / measured.seconds if measured.seconds > 0 else None
-    tokens = tokens_inside(everything, measured.window)
+    tokens = measured.tokens()
     return {
         "requests_per_s": finished * per_second if per_second else None,
         "output_tokens_per_s": tokens * per_second if per_second else None,
@@ -310,6 +367,20 @@ def _client_lag(records: Sequence[RequestRecord]) -> dict[str, Any]:
     lags = [r.client_lag for r in records if r.client_lag is not None]
     answered = sum(bool(r.arrivals) for r in records)
     return {**_statistics(lags), "without_kernel_times": max(0, answered - len(lags))}
+
+
+def _retries(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """What was sent more than once, as the scenario asks; each counts once in all else."""
+    again = [r for r in records if r.earlier]
+    tries = [attempt for r in again for attempt in r.earlier]
+    waited = [(r.headers or r.ended) - r.earlier[0].ended for r in again]
+    return {
+        "requests": len(again),
+        "attempts": len(tries),
+        "ok": sum(r.ok for r in again),
+        "reasons": _sorted_counts(str(t.status or t.outcome) for t in tries),
+        "longest_s": json_number(max(waited, default=None)),
+    }
 
 
 def _model_loads(records: Sequence[RequestRecord]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from prony_loadgen.proxy import Proxy, ProxyError, parse_proxy, proxy_for
@@ -44,6 +45,16 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True)
+class Retry:
+    """Whether a request that a target refused for now (429, 503), or that found no connection, is
+    sent again. All tries together have the time of one request, `Timeouts.total`.
+    """
+
+    most: int  # tries after the first
+    honour_retry_after: bool = True  # wait as long as the server asks, where it does
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """A server that speaks one of the dialects."""
 
@@ -54,6 +65,7 @@ class Target:
     # Secrets are among them: never printed, never written to a file.
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     timeouts: Timeouts = Timeouts()
+    retry: Retry | None = None  # None: each request is sent once
     tls: TlsOptions | None = None  # None: plain HTTP
     proxy: Proxy | None = None
     unix: str | None = None  # the path of a Unix socket, in place of host and port
@@ -61,6 +73,7 @@ class Target:
     api_key: str | None = field(default=None, repr=False)
     # What the probe found out.
     left_out: tuple[str, ...] = ()  # fields of a body that the server refuses
+    renamed: tuple[tuple[str, str], ...] = ()  # fields that it takes under another name
     context: int | None = None  # tokens of a prompt and its answer together, where it tells
     notes: tuple[str, ...] = ()  # lines for people, printed before load
 
@@ -96,6 +109,10 @@ class Target:
         # Ollama's users name its /api, which its paths begin with.
         return f"{base.removesuffix('/api')}{path}"
 
+    def fitted(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The body without what the server refuses, by the names that it takes."""
+        return fitted(body, self.left_out, self.renamed)
+
     def endpoint(self, path: str, *, versioned: bool = True) -> str:
         """The full URL of such a path, for people to read."""
         full = self.path(path, versioned=versioned)
@@ -104,12 +121,21 @@ class Target:
         return f"{self.scheme}://{self.authority}{full}"
 
 
+def fitted(
+    body: Mapping[str, Any], left_out: Iterable[str], renamed: Iterable[tuple[str, str]]
+) -> dict[str, Any]:
+    """A body without some fields, and with others under another name."""
+    names = dict(renamed)
+    return {names.get(k, k): v for k, v in body.items() if k not in left_out}
+
+
 def parse_target(
     url: str,
     *,
     headers: Iterable[tuple[str, str]] = (),
     api_key: str | None = None,
     timeouts: Timeouts = Timeouts(),
+    retry: Retry | None = None,
     tls: TlsOptions | None = None,
     proxy: str | None = None,
     environ: Mapping[str, str] | None = None,
@@ -125,7 +151,12 @@ def parse_target(
     if "://" not in text:
         text = f"http://{text}"
     scheme = text.split("://", 1)[0].lower()
-    common = {"headers": _checked_headers(headers, api_key), "api_key": api_key}
+    common = {
+        "headers": _checked_headers(headers, api_key),
+        "api_key": api_key,
+        "timeouts": timeouts,
+        "retry": retry,
+    }
     if scheme == "unix":
         path = text.split("://", 1)[1]
         if not path.startswith("/") or path.endswith("/") or "\0" in path:
@@ -135,7 +166,6 @@ def parse_target(
             host="localhost",
             port=80,
             base_path="/v1",
-            timeouts=timeouts,
             unix=path,
             **common,  # type: ignore[arg-type]
         )
@@ -156,7 +186,6 @@ def parse_target(
         host=host,
         port=port,
         base_path=given if given != path.rstrip("/") or _versioned(given) else f"{given}/v1",
-        timeouts=timeouts,
         tls=(tls or TlsOptions()) if scheme == "https" else None,
         proxy=through,
         given_path=given,

@@ -142,6 +142,8 @@ def _account(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "cost", spent
     if told := words.quality(run):
         yield "quality", told
+    if again := words.retries(run):
+        yield "retries", again
     attempts, failures = words.attempts(run), words.failures(run)
     text = f"{count(failures)} of {words.counted(attempts, 'attempt')}"
     if attempts:

@@ -21,6 +21,7 @@ _SLEW = 0.001  # ns a ns
 _DISTRUST = 1_000_000_000  # ns
 # Three readings that took longer were interrupted, and say nothing.
 _READING_TAKES = 20_000  # ns
+_FIRST_READINGS = 9
 
 
 def ask_for_stamps(sock: sockets.socket) -> None:
@@ -59,18 +60,15 @@ class WallClock:
     """Turns the kernel's wall-clock times into times of the monotonic clock."""
 
     def __init__(self) -> None:
-        self._offset = time.time_ns() - time.monotonic_ns()
-        self._checked = time.monotonic_ns()
+        # The best of some: one that was interrupted would make the next look like a step.
+        _, self._offset, self._checked = min(_reading() for _ in range(_FIRST_READINGS))
         self._distrusted_until = 0
 
     def check(self) -> None:
         """Takes the difference of the two clocks anew; to be called whenever we woke up."""
-        before = time.monotonic_ns()
-        wall = time.time_ns()
-        after = time.monotonic_ns()
-        if after - before > _READING_TAKES:
-            return
-        self.observe(wall - (before + after) // 2, after)
+        took, offset, now = _reading()
+        if took <= _READING_TAKES:
+            self.observe(offset, now)
 
     def observe(self, offset: int, now: int) -> None:
         """Both in ns: wall clock less monotonic clock, and the monotonic clock."""
@@ -92,3 +90,11 @@ class WallClock:
         if earliest - 2e-5 <= at <= now + 2e-5:
             return min(max(at, earliest), now)
         return None
+
+
+def _reading() -> tuple[int, int, int]:
+    """How long it took, the wall clock less the monotonic one, and the latter at its end; in ns."""
+    before = time.monotonic_ns()
+    wall = time.time_ns()
+    after = time.monotonic_ns()
+    return after - before, wall - (before + after) // 2, after

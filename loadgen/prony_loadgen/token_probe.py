@@ -51,9 +51,7 @@ def ask_for_counts(
             ignore_eos=False,
             extra=extra,
         )
-        for name in target.left_out:
-            body.pop(name, None)
-        record = ask(target, dialect, body)
+        record = ask(target, dialect, target.fitted(body))
         if record.prompt_tokens is None:
             why = "the server tells no prompt_tokens" if record.ok else record.error
             return TokenCount(facts={"why": why})

@@ -23,7 +23,13 @@ from prony_loadgen.locust_options import changes
 from prony_loadgen.progress import Progress
 from prony_loadgen.record import RequestRecord
 from prony_loadgen.scenario import Scenario, Talk, load_scenario, talk_from
-from prony_loadgen.settings import Settings, for_scenario, for_tasks, installed_judge
+from prony_loadgen.settings import (
+    Settings,
+    for_scenario,
+    for_tasks,
+    installed_judge,
+    installed_profiler,
+)
 from prony_loadgen.strict_yaml import FileError
 from prony_loadgen.target import TargetError
 from prony_loadgen.token_count import BY_WORDS
@@ -159,11 +165,11 @@ class Wiring:
 
     def _quit(self, **_: Any) -> None:
         """Locust is about to read the exit code. What still runs was cut by a signal."""
-        self._leaving = True
+        again, self._leaving = self._leaving, True
         load = self._load
         if load is None or load.folder is None:
             return
-        if load.exit_code is None:
+        if load.exit_code is None and (not again or _by_a_signal()):
             self._progress.note(load.interrupt())
         code = load.end()
         judged = load.folder.read_run().get("verdict") is not None
@@ -200,6 +206,7 @@ class Wiring:
         judge = installed_judge(options.slo, talk.slo)
         url = environment.host or next((k.host for k in environment.user_classes if k.host), None)
         target, model = reach(talk, url, options.api_key_env, probing=not options.no_probe)
+        judge = installed_profiler(judge, target, options.profile_when)
         out, limit = self._out(), self._limit
         if self._by_scenario and scenario is not None:
             talk = scenario = self._with_users(scenario)
@@ -259,6 +266,7 @@ class WorkerWiring:
         self._runner: Any = environment.runner
         self._users = users
         self._interrupts = 0
+        self._leaving = False
         self._part = Part(self._runner.send_message, on_record=users.tell)
 
     def install(self) -> None:
@@ -278,9 +286,10 @@ class WorkerWiring:
             self._part.load.end()
 
     def _quit(self, **_: Any) -> None:
+        again, self._leaving = self._leaving, True
         load = self._part.load
         if load is not None:
-            if load.exit_code is None:
+            if load.exit_code is None and (not again or _by_a_signal()):
                 load.interrupt()
             load.end()
         # The verdict is the master's.
@@ -291,6 +300,13 @@ class WorkerWiring:
         self._interrupts += 1
         if self._interrupts > 1 or not self._part.under_way:
             self._runner.quit()
+
+
+def _by_a_signal() -> bool:
+    """Whether Locust quits here because of one. It does so again as its runner ends meanwhile, in
+    the main greenlet, and that is nobody's wish to quit at once.
+    """
+    return isinstance(gevent.getcurrent(), gevent.Greenlet)
 
 
 def crew_of(

@@ -214,6 +214,19 @@ def cost(run: dict[str, Any]) -> str | None:
     return ", ".join(parts) or None
 
 
+def retries(run: dict[str, Any]) -> str | None:
+    """How often requests were tried again; None where none was."""
+    found = (run.get("summary") or {}).get("retries") or {}
+    if not (again := number(found.get("requests"))):
+        return None
+    why = ", ".join(f"{name} {n:,}" for name, n in (found.get("reasons") or {}).items())
+    return (
+        f"{counted(again, 'request')} tried again, {counted(number(found.get('attempts')), 'time')}"
+        f" in all ({why}); {count(number(found.get('ok')))} answered in the end; "
+        "their latency counts from the first try"
+    )
+
+
 def quality(run: dict[str, Any]) -> str | None:
     """What the answers showed, where there is anything to say."""
     found = (run.get("summary") or {}).get("quality") or {}

@@ -58,11 +58,23 @@ class Part:
             self._settings = settings_of(job)
         except (FileError, TargetError) as error:
             errors = str(error).splitlines()
+        except Exception as error:  # told, or the master would wait for an answer that never comes
+            why = f"{type(error).__name__}: {error}"
+            errors = [f"it cannot read its part ({why}); another version of Prony?"]
         me = {"host": platform.node(), "pid": os.getpid(), "prony": version("prony")}
         self._send(READY, {"run": job["run"], "errors": errors, **me})
 
     def _begin(self, settings: Settings, origin: float) -> None:
         self._settings = None
+        try:
+            self._load_of(settings, origin)
+        except Exception:
+            # The master hears at once that this part is lost, and so does whoever reads the log.
+            nothing = {"run": settings.run_id, "client": {}, "records": 0, "stopped_at": 0.0}
+            self._send(DONE, {**nothing, "interrupted": True, "stopped_early": None})
+            raise
+
+    def _load_of(self, settings: Settings, origin: float) -> None:
         shipper = Shipper(self._send, settings.run_id)
         load = self.load = Load(
             settings,

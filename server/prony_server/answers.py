@@ -3,25 +3,76 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prony_server.openai_api import ApiError, Operation
+from prony_server.errors import ApiError
+from prony_server.openai_api import Operation
 
 DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """Tokens of a request: its prompt counts once, its answers together."""
+
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0  # of the prompt: found in the prefix cache
+    truncated_tokens: int = 0  # cut from the prompt's front, and not in prompt_tokens
 
-    def as_json(self) -> dict[str, int]:
+    def as_json(self) -> dict[str, Any]:
+        details = {"cached_tokens": self.cached_tokens}
+        if self.truncated_tokens:
+            details["truncated_tokens"] = self.truncated_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": details,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """A token as text, as the bytes that it stands for, and its log probability."""
+
+    token: str
+    data: bytes
+    logprob: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {"token": self.token, "logprob": self.logprob, "bytes": list(self.data)}
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One token of an answer and its likeliest alternatives, the likeliest first."""
+
+    chosen: Likelihood
+    top: tuple[Likelihood, ...]
+    offset: int  # characters of the answer before it
+    end: int  # characters of the answer with it
+
+    def is_within(self, characters: int) -> bool:
+        """Of so many; a token that is only some bytes of a character lies where that begins."""
+        return self.offset < characters and self.end <= characters
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one output added to one of the answers.
+
+    The text is empty while a character's other bytes, or the rest of what may be a stop string,
+    are awaited. `scored` is None where no logprobs were asked for.
+    """
+
+    index: int
+    text: str
+    scored: tuple[Scored, ...] | None
+    finish_reason: str | None
+    usage: Usage  # so far, of all answers, this piece included
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +84,25 @@ class Answer:
     created: int  # Unix seconds
     model: str
 
-    def whole(self, text: str, finish_reason: str, usage: Usage) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        """All choices, each of its pieces joined."""
+        indices = range(1 + max(piece.index for piece in pieces))
+        kind = "chat.completion" if self.operation == "chat" else "text_completion"
+        choices = [self._choice([p for p in pieces if p.index == index]) for index in indices]
+        return {**self._head(kind), "choices": choices, "usage": usage.as_json()}
+
+    def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        text = "".join(piece.text for piece in pieces)
+        scored = None
+        if pieces[0].scored is not None:
+            scored = tuple(each for piece in pieces for each in piece.scored or ())
+        choice: dict[str, Any] = {"index": pieces[0].index}
         if self.operation == "chat":
-            choice: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
-            kind = "chat.completion"
+            choice["message"] = {"role": "assistant", "content": text}
         else:
-            choice = {"text": text}
-            kind = "text_completion"
-        choice = {"index": 0, **choice, "logprobs": None, "finish_reason": finish_reason}
-        return {**self._head(kind), "choices": [choice], "usage": usage.as_json()}
+            choice["text"] = text
+        choice["logprobs"] = _logprobs(self.operation, scored)
+        return {**choice, "finish_reason": pieces[-1].finish_reason}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -59,37 +120,51 @@ class EventStream:
         self._chat = answer.operation == "chat"
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
-        self._opened = False
+        self._opened: set[int] = set()  # the choices whose role is out
 
-    def text(self, text: str, usage: Usage) -> bytes:
-        return self._opening(usage) + self._chunk({"content": text}, None, usage)
+    def piece(self, piece: Piece) -> bytes:
+        """Its text as one chunk, and its finish reason as another; nothing if it has neither."""
+        events = b""
+        scored = piece.scored
+        if piece.text:
+            events += self._opening(piece) + self._chunk(piece, {"content": piece.text}, scored)
+            scored = None
+        if piece.finish_reason is not None:
+            events += self._opening(piece)
+            events += self._chunk(piece, {}, scored or None, piece.finish_reason)
+        return events
 
-    def finish(self, finish_reason: str, usage: Usage) -> bytes:
-        """The finish reason, the usage where it was asked for, and the end mark."""
-        events = self._opening(usage) + self._chunk({}, finish_reason, usage)
-        if self._include_usage:
-            events += _event({**self._head(), "choices": [], "usage": usage.as_json()})
-        return events + DONE
+    def end(self, usage: Usage) -> bytes:
+        """The usage where it was asked for, and the end mark."""
+        if not self._include_usage:
+            return DONE
+        return _event({**self._head(), "choices": [], "usage": usage.as_json()}) + DONE
 
-    def _opening(self, usage: Usage) -> bytes:
+    def _opening(self, piece: Piece) -> bytes:
         """A chat's role, once. It leaves with the first text and not before, since many clients
         take the first event of a stream for its first token."""
-        if self._opened or not self._chat:
+        if piece.index in self._opened or not self._chat:
             return b""
-        self._opened = True
-        return self._chunk({"role": "assistant", "content": ""}, None, usage)
+        self._opened.add(piece.index)
+        return self._chunk(piece, {"role": "assistant", "content": ""}, None)
 
-    def _chunk(self, delta: dict[str, str], finish_reason: str | None, usage: Usage) -> bytes:
-        choice: dict[str, Any] = {"index": 0}
+    def _chunk(
+        self,
+        piece: Piece,
+        delta: dict[str, str],
+        scored: tuple[Scored, ...] | None,
+        finish_reason: str | None = None,
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": piece.index}
         if self._chat:
             choice["delta"] = delta
         else:
             choice["text"] = delta.get("content", "")
-        choice["logprobs"] = None
+        choice["logprobs"] = _logprobs(self._answer.operation, scored)
         choice["finish_reason"] = finish_reason
         chunk = {**self._head(), "choices": [choice]}
         if self._include_usage:
-            chunk["usage"] = usage.as_json() if self._continuous_usage else None
+            chunk["usage"] = piece.usage.as_json() if self._continuous_usage else None
         return _event(chunk)
 
     def _head(self) -> dict[str, Any]:
@@ -110,6 +185,26 @@ def models(name: str, created: int, max_model_len: int) -> dict[str, Any]:
         "max_model_len": max_model_len,
     }
     return {"object": "list", "data": [model]}
+
+
+def _logprobs(operation: Operation, scored: tuple[Scored, ...] | None) -> dict[str, Any] | None:
+    if scored is None:
+        return None
+    if operation == "chat":
+        content = [
+            {**each.chosen.as_json(), "top_logprobs": [other.as_json() for other in each.top]}
+            for each in scored
+        ]
+        return {"content": content, "refusal": None}
+    return {
+        "tokens": [each.chosen.token for each in scored],
+        "token_logprobs": [each.chosen.logprob for each in scored],
+        # The chosen token is always among them, if need be as one more.
+        "top_logprobs": [
+            {other.token: other.logprob for other in (*each.top, each.chosen)} for each in scored
+        ],
+        "text_offset": [each.offset for each in scored],
+    }
 
 
 def _event(data: dict[str, Any]) -> bytes:

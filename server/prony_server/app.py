@@ -15,31 +15,41 @@ import os
 import queue
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from opentelemetry.trace import NoOpTracer, Tracer
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from prony_server import injection
+from prony_server.collectors import DeviceMemory, EngineCollector, ThreadClocks
 from prony_server.config import ServeConfig
+from prony_server.connection import Connection
+from prony_server.gpu import register_gpus
+from prony_server.loop_lag import watch_loop
 from prony_server.openai_api import ApiError, Conversation
+from prony_server.profile_routes import ProfileRoutes
+from prony_server.profiler import Kind, Profiler, ProfilerError, py_spy
+from prony_server.requestlog import RequestLog, request_log
 from prony_server.routes import Backend, Service
 from prony_server.streams import Bridge
-from prony_server.telemetry import EngineCollector, ServerMetrics, register_gpus
+from prony_server.telemetry import ServerMetrics
 from prony_server.tokenizer import Tokenizer
 from prony_server.trace_ring import TraceRing
+from prony_server.vllm_names import VllmPage
 
 if TYPE_CHECKING:
     from prony_server.engine import Engine
 
 logger = logging.getLogger(__name__)
 
-KEEP_ALIVE = 75.0  # seconds; above the idle limits of common clients and proxies
 BACKLOG = 1024  # a load test opens its connections all at once
 # After the drain limit: for error events to be written, and for closing connections.
 LAST_WORDS = 5.0
@@ -93,23 +103,33 @@ async def run(
     service = Service(
         name=config.name,
         api_key=config.api_key,
-        registry=registry,
+        page=VllmPage(registry, config.name) if config.metric_names == "vllm" else registry,
         metrics=ServerMetrics(registry, config.name),
         tracer=tracer or NoOpTracer(),
         write_timeout=config.write_timeout,
+        read_timeout=config.read_timeout,
+        sliding_window=config.long_prompts == "sliding-window",
         traces=traces,
+        injected=tuple(str(fault) for fault in config.inject),
     )
+    app = service.app()
+    profiles = ProfileRoutes()
+    if config.profile_dir is not None:
+        _check_profiling(config.profile_dir, config.profiler)
+        profiles.add_to(app)
+    injection.into_app(config.inject, app)
     ProcessCollector(registry=registry)
     runner = web.AppRunner(
-        service.app(),
-        access_log=None,
+        app,
         handler_cancellation=True,  # a client that hangs up ends its handler, and so its sequence
-        keepalive_timeout=KEEP_ALIVE,
         shutdown_timeout=LAST_WORDS,
     )
     await runner.setup()
+    beside: list[asyncio.Task[None]] = []
+    written, listening = ExitStack(), ExitStack()
     try:
-        url = await _listen(runner, config)
+        service.log = _request_log(config, service.metrics, written)
+        url = await _listen(runner, config, listening)
         logger.info("listening url=%s model=%s state=loading", url, config.name)
         bridge = Bridge(asyncio.get_running_loop(), service.metrics.generated)
         loading = _in_daemon_thread(lambda: _load(config, service.metrics, bridge))
@@ -117,9 +137,14 @@ async def run(
         if stop.requested.is_set():
             return 0
         service.backend = loading.result()
-        registry.register(EngineCollector(service.backend.engine.stats))
-        register_gpus(registry)
+        beside.append(_watch(service.backend, service.metrics, registry))
         _log_limits(url, config, service.backend)
+        if config.inject:
+            logger.warning("injected faults: %s", ", ".join(service.injected))
+        beside += injection.background(config.inject)
+        if config.profile_dir is not None:
+            engine = service.backend.engine
+            profiles.profiler = Profiler(config.profile_dir, config.profiler, engine)
         if ready is not None:
             ready(url)
         await stop.requested.wait()
@@ -127,17 +152,55 @@ async def run(
         return 0
     finally:
         service.draining = True
+        for task in beside:
+            task.cancel()
+        await profiles.close()
+        listening.close()
         await runner.cleanup()
         service.close()
         if service.backend is not None:
             await asyncio.to_thread(service.backend.engine.stop, 0.0)
+        await asyncio.to_thread(written.close)  # last, for what the engine ended is logged too
 
 
-async def _listen(runner: web.AppRunner, config: ServeConfig) -> str:
-    """Binds and gives the base URL, with the port that was really taken."""
-    where = f"port {config.port} on {config.host}"
+def _request_log(
+    config: ServeConfig, metrics: ServerMetrics, written: ExitStack
+) -> RequestLog | None:
+    """The log that was asked for; what it still holds is written when `written` is closed."""
     try:
-        await web.TCPSite(runner, config.host, config.port, backlog=BACKLOG).start()
+        return written.enter_context(request_log(config.request_log, metrics.log_dropped))
+    except OSError as error:
+        raise ServeError(f"--request-log {config.request_log}: {error.strerror}") from None
+
+
+def _watch(
+    backend: Backend, metrics: ServerMetrics, registry: CollectorRegistry
+) -> asyncio.Task[None]:
+    """Adds what is read when scraped; returns what watches the loop that this is called on."""
+    threads = ThreadClocks()
+    threads.watch("loop")
+    backend.engine.between_steps(lambda: threads.watch("engine"))
+    registry.register(threads)
+    registry.register(EngineCollector(backend.engine.stats))
+    register_gpus(registry)
+    if backend.device.startswith("cuda"):
+        import torch
+
+        registry.register(DeviceMemory(lambda: torch.cuda.memory_stats(backend.device)))
+    return asyncio.create_task(watch_loop(metrics.loop_lagged))
+
+
+async def _listen(runner: web.AppRunner, config: ServeConfig, listening: ExitStack) -> str:
+    """Binds, until `listening` is closed; gives the base URL, with the port really taken."""
+    where = f"port {config.port} on {config.host}"
+    server, loop = runner.server, asyncio.get_running_loop()
+    assert server is not None
+
+    def connection() -> Connection:
+        return Connection(server, loop, config.read_timeout)
+
+    try:
+        listener = await loop.create_server(connection, config.host, config.port, backlog=BACKLOG)
     except socket.gaierror as error:
         raise ServeError(f"host {config.host!r} is not known here: {error.strerror}") from None
     except OSError as error:
@@ -145,9 +208,23 @@ async def _listen(runner: web.AppRunner, config: ServeConfig) -> str:
             raise ServeError(f"{where} is in use; name another with --port (0: any)") from None
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise ServeError(f"cannot listen at {where}: {reason}") from None
-    port = runner.addresses[0][1]
+    listening.callback(listener.close)
+    port = listener.sockets[0].getsockname()[1]
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"http://{host}:{port}"
+
+
+def _check_profiling(folder: Path, kind: Kind) -> None:
+    """Finds out now, rather than in the middle of a load test, what a capture would miss."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        if kind == "py-spy":
+            py_spy()
+    except OSError as error:
+        raise ServeError(f"--profile-dir {folder}: {error.strerror}") from None
+    except ProfilerError as error:
+        raise ServeError(f"--profiler {kind}: {error}") from None
 
 
 def _load(config: ServeConfig, metrics: ServerMetrics, bridge: Bridge) -> Backend:
@@ -155,7 +232,8 @@ def _load(config: ServeConfig, metrics: ServerMetrics, bridge: Bridge) -> Backen
     try:
         import torch
 
-        from prony_server.engine import Engine, EngineConfig, Step
+        from prony_server.engine import Engine, Step
+        from prony_server.generate_engine import GenerateEngine
         from prony_server.loading import ModelError, load
     except ImportError as error:
         remedy = "pip install 'prony[server]'"
@@ -172,23 +250,19 @@ def _load(config: ServeConfig, metrics: ServerMetrics, bridge: Bridge) -> Backen
         if warm:
             metrics.stepped(step)
 
+    config = injection.limited(config)
     try:
-        loaded = load(config.model, config.device, config.dtype)
-        engine_config = EngineConfig(
-            max_model_len=config.max_model_len,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            block_size=config.block_size,
-            num_gpu_blocks=config.num_gpu_blocks_override,
-            batching=config.batching,
-        )
-        engine = Engine(loaded.model, loaded.eos_ids, engine_config, on_step)
+        loaded = load(config.model, config.device, config.dtype, config.quantization)
+        kind = GenerateEngine if config.batching == "generate" else Engine
+        engine = kind(loaded.model, loaded.eos_ids, config.engine, on_step)
     except (ModelError, ValueError) as error:
         raise ServeError(str(error)) from error
     engine.start()
     tokenizer = Tokenizer(loaded.tokenizer)
     _warm_up(engine, tokenizer, config.model)
     warm = True
+    injection.into_tokenizer(config.inject, tokenizer)
+    injection.into_engine(config.inject, engine)
     return Backend(
         engine,
         tokenizer,

@@ -1,11 +1,17 @@
 """How much the engine takes on: wishes and facts of model and machine in, limits that hold out."""
 
-import os
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-Batching = Literal["continuous", "static"]
+# Who runs together: whoever fits at every step; a whole batch to its end; one request at a time,
+# over the same path; or one at a time through the model's own generate.
+Batching = Literal["continuous", "static", "none", "generate"]
+
+# How a step of single tokens runs: padded, as it is, replayed from CUDA graphs, or compiled. auto:
+# graphs on a GPU, eager on a CPU.
+Decode = Literal["auto", "eager", "padded", "graphs", "compiled"]
 
 GIB = 2**30
 # On CPUs throughput flattens beyond some 32 sequences (matrix products grow with the batch) while
@@ -13,9 +19,13 @@ GIB = 2**30
 CPU_MAX_NUM_SEQS, GPU_MAX_NUM_SEQS = 32, 256
 # A step's prompt tokens hold up every decode of that step.
 CPU_MAX_BATCHED_TOKENS, GPU_MAX_BATCHED_TOKENS = 512, 2048
-CPU_KV_SHARE, CPU_KV_MOST = 0.25, 4 * GIB
+# Of the whole GPU, vLLM's meaning. Of what a CPU's machine has free: it has other work, too.
+GPU_UTILIZATION = 0.9
+CPU_UTILIZATION, CPU_KV_MOST = 0.25, 4 * GIB
 TABLE_ENTRY, ROW = 4, 64  # bytes of a block's number, and of what else a sequence's row costs
-GPU_KV_SHARE = 0.85  # the rest is for activations and the allocator's fragments
+
+# Bytes that the largest step takes beside the KV cache, for so many sequences, tokens, and context.
+Reserve = Callable[[int, int, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +38,10 @@ class EngineConfig:
     block_size: int = 16
     num_gpu_blocks: int | None = None
     batching: Batching = "continuous"
+    prefix_caching: bool = True
+    max_queue: int | None = None  # requests that may wait for a place; None: any number
+    gpu_memory_utilization: float | None = None
+    decode: Decode = "auto"
 
     def __post_init__(self) -> None:
         for name in (
@@ -40,8 +54,29 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.batching not in ("continuous", "static"):
-            raise ValueError(f"batching must be continuous or static, got {self.batching!r}")
+        if self.batching not in get_args(Batching):
+            raise ValueError(
+                f"batching must be one of {', '.join(get_args(Batching))}, got {self.batching!r}"
+            )
+        if self.decode not in get_args(Decode):
+            raise ValueError(
+                f"decode must be one of {', '.join(get_args(Decode))}, got {self.decode!r}"
+            )
+        if self.max_queue is not None and self.max_queue < 0:
+            raise ValueError(f"max_queue must be 0 or more, got {self.max_queue}")
+        share = self.gpu_memory_utilization
+        if share is not None and not (math.isfinite(share) and 0 < share <= 1):
+            raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, got {share}")
+        if self.batching in ("none", "generate") and self.max_num_seqs not in (None, 1):
+            raise ValueError(
+                f"max_num_seqs must be 1 or absent with batching {self.batching}, which runs one "
+                f"request at a time, got {self.max_num_seqs}"
+            )
+        if self.batching == "generate" and self.max_num_batched_tokens is not None:
+            raise ValueError(
+                "max_num_batched_tokens must be absent with batching generate, which takes every "
+                f"prompt whole, got {self.max_num_batched_tokens}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +90,8 @@ class Limits:
     num_blocks: int
     kv_bytes: int  # of all blocks together
     batching: Batching
+    prefix_caching: bool = False
+    max_queue: int | None = None
 
     @property
     def kv_tokens(self) -> int:
@@ -67,30 +104,41 @@ def resolve(
     context: int | None,
     bytes_per_token: int,
     free_memory: int,
+    total_memory: int,
     on_gpu: bool,
+    reserve: Reserve,
 ) -> Limits:
-    """`context`: the most positions the model was made for. `free_memory`: with weights loaded."""
+    """`context`: the most positions the model was made for. Memory: with the weights loaded.
+
+    `reserve` is asked only where the size of the KV cache is to be found.
+    """
     max_model_len = config.max_model_len or context
     if max_model_len is None:
         raise ValueError("the model's config names no context length; give max_model_len")
     if context is not None and max_model_len > context:
         raise ValueError(f"max_model_len {max_model_len} is above the model's context of {context}")
-    seqs = config.max_num_seqs or (GPU_MAX_NUM_SEQS if on_gpu else CPU_MAX_NUM_SEQS)
-    batched = config.max_num_batched_tokens or (
-        GPU_MAX_BATCHED_TOKENS if on_gpu else CPU_MAX_BATCHED_TOKENS
-    )
+    seqs, batched = _batch(config, max_model_len, on_gpu)
     block_bytes = bytes_per_token * config.block_size
+    width = -(-max_model_len // config.block_size)
+    _refuse_tables_beyond_memory(seqs, 1, free_memory)
     blocks = config.num_gpu_blocks
     if blocks is None:
-        if on_gpu:
-            most = int(free_memory * GPU_KV_SHARE)
-        else:
-            most = min(int(free_memory * CPU_KV_SHARE), CPU_KV_MOST)
-        useful = seqs * -(-max_model_len // config.block_size)
-        blocks = min(useful, most // block_bytes)
+        allowed = _allowed(config.gpu_memory_utilization, free_memory, total_memory, on_gpu)
+        held_back = reserve(seqs, batched, max_model_len)
+        blocks = min(seqs * width, (allowed - held_back) // block_bytes)
         if blocks < 1:
-            raise ValueError(f"no memory for the KV cache: {free_memory / GIB:.1f} GiB are free")
-    _refuse_beyond_memory(blocks, block_bytes, seqs, max_model_len, config, free_memory)
+            raise ValueError(
+                f"no memory for the KV cache: {free_memory / GIB:.2f} GiB are free, "
+                f"{max(0, allowed) / GIB:.2f} GiB of them allowed, and the largest step takes "
+                f"{held_back / GIB:.2f} GiB; raise gpu_memory_utilization or lower "
+                "max_num_batched_tokens"
+            )
+    elif blocks * block_bytes > free_memory:
+        raise ValueError(
+            f"num_gpu_blocks {blocks:,} need {blocks * block_bytes / GIB:,.1f} GiB, and "
+            f"{free_memory / GIB:,.1f} GiB are free"
+        )
+    _refuse_tables_beyond_memory(seqs, min(blocks, width), free_memory)
     return Limits(
         max_model_len,
         seqs,
@@ -99,49 +147,36 @@ def resolve(
         blocks,
         blocks * block_bytes,
         config.batching,
+        config.prefix_caching and config.batching != "generate",
+        config.max_queue,
     )
 
 
-def _refuse_beyond_memory(
-    blocks: int,
-    block_bytes: int,
-    seqs: int,
-    max_model_len: int,
-    config: EngineConfig,
-    free_memory: int,
-) -> None:
-    """Raises ValueError for what was asked for and cannot be had, with both numbers."""
-    if blocks * block_bytes > free_memory:
-        raise ValueError(
-            f"num_gpu_blocks {blocks:,} need {blocks * block_bytes / GIB:,.1f} GiB, and "
-            f"{free_memory / GIB:,.1f} GiB are free"
-        )
-    width = min(blocks, -(-max_model_len // config.block_size))
+def _batch(config: EngineConfig, max_model_len: int, on_gpu: bool) -> tuple[int, int]:
+    """How many sequences, and how many tokens, one step may hold."""
+    seqs = config.max_num_seqs or (GPU_MAX_NUM_SEQS if on_gpu else CPU_MAX_NUM_SEQS)
+    if config.batching in ("none", "generate"):
+        seqs = 1
+    if config.batching == "generate":
+        return seqs, max_model_len
+    usual = GPU_MAX_BATCHED_TOKENS if on_gpu else CPU_MAX_BATCHED_TOKENS
+    # Never under a token for each sequence, unless told so: else running ones would have to wait.
+    return seqs, config.max_num_batched_tokens or max(usual, seqs)
+
+
+def _allowed(share: float | None, free: int, total: int, on_gpu: bool) -> int:
+    """Bytes that KV cache and steps may take together."""
+    if on_gpu:
+        return int((GPU_UTILIZATION if share is None else share) * total) - (total - free)
+    if share is None:
+        return min(int(CPU_UTILIZATION * free), CPU_KV_MOST)
+    return int(share * free)
+
+
+def _refuse_tables_beyond_memory(seqs: int, width: int, free_memory: int) -> None:
     tables = seqs * (width * TABLE_ENTRY + ROW)
     if tables > free_memory:
         raise ValueError(
             f"max_num_seqs {seqs:,} need {tables / GIB:,.1f} GiB for their block tables alone, and "
             f"{free_memory / GIB:,.1f} GiB are free"
         )
-
-
-def available_memory() -> int:
-    """Bytes of RAM that this process can still take: the machine's, or its container's if less."""
-    free = _meminfo_available()
-    try:
-        most = Path("/sys/fs/cgroup/memory.max").read_text()
-        used = Path("/sys/fs/cgroup/memory.current").read_text()
-        return max(0, min(free, int(most) - int(used)))
-    except (OSError, ValueError):  # no cgroup v2, or "max"
-        return free
-
-
-def _meminfo_available() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    # Not Linux: half of what is installed.
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -5,14 +5,26 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from prony_server.quantize import Bits
+
+GROUPS = (32, 64, 128, 256)  # of int4; what torch's kernels know
+DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS = ("*.safetensors", "*.bin")
 HUB_SECONDS = 10.0  # for an answer to "is there such a model"
 
 
 class ModelError(Exception):
     """One line: what could not be loaded, why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    bits: "Bits"
+    group: int = 32  # int4's: inputs that share a scale
+    calibrate: Path | None = None  # JSONL of prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +36,16 @@ class Loaded:
     max_model_len: int | None  # the context it was made for, if its config says
 
 
-def load(model: str, device: str = "auto", dtype: str | None = None) -> Loaded:
+def load(
+    model: str,
+    device: str = "auto",
+    dtype: str | None = None,
+    quantized: Quantization | None = None,
+) -> Loaded:
     """`device`: auto, cpu, cuda[:n]. `dtype`: by default float32 on CPU, else the model's."""
     import torch
 
+    from prony_server.products import say_slow_dtype, speed_up
     from prony_server.runner import context_length
     from prony_server.tiny import tiny_model, tiny_tokenizer
 
@@ -42,10 +60,36 @@ def load(model: str, device: str = "auto", dtype: str | None = None) -> Loaded:
         folder, name = _folder(model)
         loaded, tokenizer = _from_folder(folder, model, numbers)
     try:
+        if quantized is not None:
+            # Before the rest moves: a model that fits only quantised is never there whole.
+            _quantize(loaded, tokenizer, quantized, place)
         loaded = loaded.to(place).eval()
     except RuntimeError as error:
         raise ModelError(f"{model} does not fit on {place}: {_first_line(error)}") from error
+    say_slow_dtype(loaded)
+    speed_up(loaded)
     return Loaded(loaded, tokenizer, name, _eos_ids(loaded, tokenizer), context_length(loaded))
+
+
+def _quantize(model: Any, tokenizer: Any, wanted: Quantization, place: Any) -> None:
+    from prony_server.calibrate import PromptsError, read_prompts
+    from prony_server.quantize import quantize
+
+    try:
+        prompts = None
+        if wanted.calibrate is not None:
+            prompts = read_prompts(wanted.calibrate, tokenizer)
+            model.to(place)  # where it reads them sooner
+        report = quantize(model, wanted.bits, wanted.group, prompts, place)
+    except PromptsError as error:
+        raise ModelError(f"calibration: {error}") from error
+    except ValueError as error:
+        raise ModelError(f"quantize {wanted.bits}: {error}") from error
+    logging.getLogger(__name__).info(
+        "quantized %s%s",
+        report,
+        "" if prompts is None else f"; calibrated on {len(prompts)} prompts",
+    )
 
 
 def _quieten() -> None:
@@ -85,10 +129,9 @@ def _dtype(name: str | None, place: Any) -> Any:
     if name is None:
         # On CPUs bfloat16 is mostly emulated: up to four times slower in a batch.
         return torch.float32 if place.type == "cpu" else "auto"
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ModelError(f"dtype {name!r} is not one of float32, bfloat16, float16")
-    return dtype
+    if name not in DTYPES:
+        raise ModelError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
+    return getattr(torch, name)
 
 
 def _folder(model: str) -> tuple[Path, str]:

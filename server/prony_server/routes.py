@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 from opentelemetry.trace import Tracer
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
-from prony_server import answers, waterfall
+from prony_server import answers, openapi, profile_routes, waterfall
 from prony_server.account import Account
-from prony_server.answers import Answer, EventStream, error_event
-from prony_server.generation import Generation
+from prony_server.answers import Answer, EventStream, Piece, Usage, error_event
+from prony_server.connection import timed
+from prony_server.generation import Choice, Generation, Text
 from prony_server.openai_api import (
     ApiError,
     Body,
@@ -35,6 +35,9 @@ from prony_server.openai_api import (
     parse_completion,
     parse_json,
 )
+from prony_server.page import page
+from prony_server.requestlog import RequestLog
+from prony_server.sequence import SamplingParams
 from prony_server.streams import Bridge, Stream
 from prony_server.telemetry import ServerMetrics
 from prony_server.tokenizer import Tokenizer
@@ -42,6 +45,8 @@ from prony_server.trace_ring import TraceRing
 
 if TYPE_CHECKING:
     from prony_server.engine import Engine
+    from prony_server.limits import Limits
+    from prony_server.sequence import Output
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +66,7 @@ _SSE_HEADERS = {
     "X-Accel-Buffering": "no",  # proxies like nginx would hold tokens back otherwise
 }
 RETRY_AFTER = "5"  # seconds
+_GUARDED = ("/v1/", "/debug/", *profile_routes.PATHS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +87,15 @@ class Service:
 
     name: str  # what `model` must say
     api_key: str | None
-    registry: CollectorRegistry
+    page: Collector  # of what /metrics shows
     metrics: ServerMetrics
     tracer: Tracer
     write_timeout: float  # seconds for a reader that takes nothing
+    read_timeout: float = 30.0  # seconds for a body to arrive
+    sliding_window: bool = False  # of a prompt that is too long, the end is taken
     traces: TraceRing | None = None  # what /debug/traces shows, where it is asked for
+    log: RequestLog | None = None  # a line a request, where it is asked for
+    injected: tuple[str, ...] = ()  # faults put in on purpose, as they were given
     backend: Backend | None = None
     draining: bool = False
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,7 +110,7 @@ class Service:
 
     def app(self) -> web.Application:
         app = web.Application(
-            client_max_size=LARGEST_BODY, middlewares=[_errors_as_openai, self._authorize]
+            client_max_size=LARGEST_BODY, middlewares=[timed, _errors_as_openai, self._authorize]
         )
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/completions", self.complete)
@@ -108,6 +118,7 @@ class Service:
         app.router.add_get("/health", self.health)
         app.router.add_get("/ready", self.ready)
         app.router.add_get("/metrics", self.scrape)
+        app.router.add_get("/openapi.json", self.describe)
         if self.traces is not None:
             app.router.add_get("/debug/traces", self.slowest)
             app.router.add_get("/debug/traces/{trace_id}", self.one_trace)
@@ -129,7 +140,10 @@ class Service:
         failed = self.backend.engine.failed if self.backend else None
         if failed is not None:
             return web.json_response({"status": "engine failed", "error": str(failed)}, status=500)
-        return web.json_response({"status": "ok"})
+        said: dict[str, object] = {"status": "ok"}
+        if self.injected:
+            said["injected"] = self.injected
+        return web.json_response(said)
 
     async def ready(self, _: web.Request) -> web.Response:
         """Takes requests now: 200; else 503 with the reason."""
@@ -140,9 +154,13 @@ class Service:
 
     async def scrape(self, request: web.Request) -> web.Response:
         """Prometheus text, or OpenMetrics where asked for, which alone carries exemplars."""
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        body = await asyncio.to_thread(encode, self.registry)
+        accept = request.headers.get("Accept", "")
+        body, content_type = await asyncio.to_thread(page, self.page, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def describe(self, _: web.Request) -> web.Response:
+        context = self.backend.engine.limits.max_model_len if self.backend else None
+        return web.json_response(openapi.document(self.name, context))
 
     async def slowest(self, request: web.Request) -> web.Response:
         """The last traces, slowest first: a page, or JSON with ?format=json."""
@@ -190,6 +208,7 @@ class Service:
             request.headers,
             _address(request),
             arrived,
+            self.log,
         )
         self._active += 1
         self.idle.clear()
@@ -214,7 +233,7 @@ class Service:
         self, request: web.Request, operation: Operation, account: Account
     ) -> web.StreamResponse:
         backend = self._serving()
-        asked = _PARSERS[operation](parse_json(await _read_body(request)))
+        asked = _PARSERS[operation](parse_json(await _read_body(request, self.read_timeout)))
         if asked.model != self.name:
             message = f"the model '{asked.model}' does not exist; this server serves '{self.name}'"
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -223,20 +242,40 @@ class Service:
         )
         account.asked(asked, answer.id)
         prompt = await self._tokenize(backend.tokenizer, asked.prompt, account)
-        stream = Stream(account.left_engine)
-        self._submit(backend, asked, answer.id, prompt, stream)
-        self._running.add(answer.id)
+        engine = backend.engine
+        prompt, dropped = self._fit(asked, prompt, engine.limits)
+        stream = Stream(account.left_engine, asked.n)
+        text = _text(asked, backend.tokenizer, prompt, dropped)
+        # The engine knows a choice of several by its own id.
+        ids = [answer.id] if asked.n == 1 else [f"{answer.id}-{i}" for i in range(asked.n)]
+        choices = {id_: Choice(index, text) for index, id_ in enumerate(ids)}
+        generation = Generation(
+            stream,
+            choices,
+            account,
+            Usage(len(prompt), 0, truncated_tokens=dropped),
+            lambda id_: engine.abort(id_, "stop"),
+        )
         try:
-            context = prompt if operation == "text_completion" else ()
-            detokenizer = backend.tokenizer.detokenizer(context)
-            generation = Generation(stream, detokenizer, account, len(prompt))
+            params = _sampling(asked, _room(engine.limits) - len(prompt))
+            for index, id_ in enumerate(ids):
+                emit = backend.bridge.emitter(stream)
+                self._submit(asked, engine, id_, prompt, params.for_choice(index), emit)
+                account.submitted()
+                self._running.add(id_)
+            self.metrics.accepted(len(prompt))
+            headers = {"X-Request-Id": answer.id}
+            if dropped:
+                headers["X-Prony-Truncated-Prompt-Tokens"] = str(dropped)
             if asked.stream:
-                return await self._stream(request, asked, answer, generation, account)
-            return await self._whole(request, answer, generation, account)
+                events = EventStream(answer, asked.include_usage, asked.continuous_usage)
+                return await self._stream(request, headers, events, generation, account)
+            return await self._whole(request, headers, answer, generation, account)
         finally:
-            self._running.discard(answer.id)
+            self._running.difference_update(ids)
             if not stream.ended:
-                backend.engine.abort(answer.id)
+                for id_ in ids:
+                    engine.abort(id_)
 
     async def _tokenize(
         self, tokenizer: Tokenizer, prompt: Conversation | str | tuple[int, ...], account: Account
@@ -250,71 +289,76 @@ class Service:
         account.tokenized(start, time.monotonic(), len(ids))
         return ids
 
+    def _fit(
+        self, asked: GenerationRequest, prompt: list[int], limits: Limits
+    ) -> tuple[list[int], int]:
+        """The prompt, or with a sliding window its end; and how many tokens of it were dropped."""
+        room = _room(limits)
+        # Of a chat without a limit a quarter of the context is kept free for the answer.
+        answer = asked.max_tokens or max(1, room // 4, asked.min_tokens)
+        fits = len(prompt) + (asked.max_tokens or 1) <= room
+        if not self.sliding_window or fits or answer >= room:
+            return prompt, 0
+        dropped = len(prompt) - (room - answer)
+        return prompt[dropped:], dropped
+
     def _submit(
         self,
-        backend: Backend,
         asked: GenerationRequest,
-        response_id: str,
+        engine: Engine,
+        sequence_id: str,
         prompt: list[int],
-        stream: Stream,
+        params: SamplingParams,
+        emit: Callable[[Output], None],
     ) -> None:
         # Imported here since it brings torch, and the port should be bound long before that.
-        from prony_server.engine import EngineStopped, RequestTooLong
-        from prony_server.sequence import SamplingParams
+        from prony_server.engine import EngineStopped, QueueFull, RequestTooLong
 
-        limits = backend.engine.limits
-        room = min(limits.max_model_len, limits.kv_tokens) - len(prompt)
         param = "messages" if asked.operation == "chat" else "prompt"
         try:
-            params = SamplingParams(
-                max_tokens=max(1, room) if asked.max_tokens is None else asked.max_tokens,
-                temperature=asked.temperature,
-                top_p=asked.top_p,
-                repetition_penalty=asked.repetition_penalty,
-                seed=asked.seed,
-                ignore_eos=asked.ignore_eos,
-            )
-            backend.engine.submit(response_id, prompt, params, backend.bridge.emitter(stream))
+            engine.submit(sequence_id, prompt, params, emit)
         except RequestTooLong as error:
             code = "context_length_exceeded"
             raise ApiError(400, str(error), param=param, code=code) from None
+        except QueueFull as error:
+            raise ApiError(429, str(error), kind="rate_limit_error", code="queue_full") from None
         except ValueError as error:
+            # It names what is wrong; where that is no parameter, the prompt is.
+            named = str(error).partition(" ")[0]
+            param = named if named in ("logit_bias", "stop_token_ids") else param
             raise ApiError(400, str(error), param=param, code="invalid_value") from None
         except EngineStopped as error:
             raise _unavailable(str(error)) from None
-        self.metrics.accepted(len(prompt))
 
     async def _stream(
         self,
         request: web.Request,
-        asked: GenerationRequest,
-        answer: Answer,
+        headers: dict[str, str],
+        events: EventStream,
         generation: Generation,
         account: Account,
     ) -> web.StreamResponse:
         """Headers at once, then an event an output; those that came together share a write."""
-        transport = request.transport
-        if transport is None:
-            raise ConnectionResetError("the client has gone")
-        # Now waiting for the buffer means: until the kernel has taken all of it.
-        transport.set_write_buffer_limits(high=0)
-        response = web.StreamResponse(headers={**_SSE_HEADERS, "X-Request-Id": answer.id})
+        transport = _unbuffered(request)
+        response = web.StreamResponse(headers={**_SSE_HEADERS, **headers})
         await response.prepare(request)
-        events = EventStream(answer, asked.include_usage, asked.continuous_usage)
         try:
-            while not generation.ended:
-                pieces = [piece for piece in await generation.next() if piece.text]
-                data = [events.text(piece.text, piece.usage) for piece in pieces]
-                if generation.finish_reason is not None:
-                    data.append(events.finish(generation.finish_reason, generation.usage))
-                elif generation.error is not None:
-                    data.append(error_event(generation.error))
+            while not generation.ended():
+                pieces = await generation.next()
+                data = b"".join(map(events.piece, pieces))
+                if generation.error is not None:
+                    data += error_event(generation.error)
+                elif generation.ended():
+                    data += events.end(generation.usage)
                 if not data:
                     continue
+                ready = time.monotonic()
                 async with asyncio.timeout(self.write_timeout):
-                    await response.write(b"".join(data))
-                if pieces:
-                    account.handed_over(time.monotonic(), generation.usage)
+                    await response.write(data)
+                written = time.monotonic()
+                account.wrote(ready, written)
+                if any(piece.text for piece in pieces):
+                    account.handed_over(written, generation.usage)
             async with asyncio.timeout(self.write_timeout):
                 await response.write_eof()
         except TimeoutError:
@@ -329,33 +373,39 @@ class Service:
             response.force_close()
             await response.write(error_event(_internal_error()))
         else:
-            if generation.finish_reason is not None:
-                account.finished(generation.finish_reason)
-            elif generation.error is not None:
+            if generation.error is not None:
                 account.failed(str(generation.error.status))
                 response.force_close()
+            else:
+                account.finished(generation.finish_reasons)
         return response
 
     async def _whole(
         self,
         request: web.Request,
+        headers: dict[str, str],
         answer: Answer,
         generation: Generation,
         account: Account,
     ) -> web.StreamResponse:
-        texts: list[str] = []
-        while not generation.ended:
-            texts += [piece.text for piece in await generation.next()]
+        pieces: list[Piece] = []
+        while not generation.ended():
+            pieces += await generation.next()
             account.handed_over(time.monotonic(), generation.usage)
-        if generation.finish_reason is None:
-            assert generation.error is not None
+        if generation.error is not None:
             raise generation.error
-        body = answer.whole("".join(texts), generation.finish_reason, generation.usage)
-        response = web.json_response(body, headers={"X-Request-Id": answer.id})
+        response = web.json_response(answer.whole(pieces, generation.usage), headers=headers)
         # Written here and not after returning, so that the account closes when the answer is out.
-        await response.prepare(request)
-        await response.write_eof()
-        account.finished(generation.finish_reason)
+        transport = _unbuffered(request)
+        try:
+            async with asyncio.timeout(self.write_timeout):
+                await response.prepare(request)
+                await response.write_eof()
+        except TimeoutError:
+            account.failed("write_timeout")
+            transport.abort()
+        else:
+            account.finished(generation.finish_reasons)
         return response
 
     def _why_not_ready(self) -> str | None:
@@ -376,7 +426,7 @@ class Service:
     @web.middleware
     async def _authorize(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Guards the API; health and metrics stay open, since probes and scrapers carry no key."""
-        if self.api_key is not None and request.path.startswith(("/v1/", "/debug/")):
+        if self.api_key is not None and request.path.startswith(_GUARDED):
             scheme, _, key = request.headers.get("Authorization", "").partition(" ")
             expected = self.api_key.encode()
             given = key.strip().encode(errors="surrogateescape")
@@ -416,12 +466,10 @@ async def _errors_as_openai(request: web.Request, handler: _Handler) -> web.Stre
 
 def _error_response(error: ApiError) -> web.Response:
     response = web.json_response(error.body, status=error.status)
-    if error.status == 503:
+    if error.status in (429, 503):
         response.headers["Retry-After"] = RETRY_AFTER
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
-    if error.status == 413:
-        response.force_close()  # rather than read a body that nobody wants
     return response
 
 
@@ -431,7 +479,17 @@ def _address(request: web.Request) -> tuple[str, int]:
     return (name[0], name[1]) if name else ("", 0)
 
 
-async def _read_body(request: web.Request) -> bytes:
+def _unbuffered(request: web.Request) -> asyncio.Transport:
+    """Its transport, where waiting for the buffer now means: until the kernel has taken it all."""
+    transport = request.transport
+    if transport is None:
+        raise ConnectionResetError("the client has gone")
+    assert isinstance(transport, asyncio.Transport)
+    transport.set_write_buffer_limits(high=0)
+    return transport
+
+
+async def _read_body(request: web.Request, timeout: float) -> bytes:
     # Also keeps web pages of other origins out: a form could post text/plain here unasked.
     if request.content_type != "application/json":
         message = "the body must be sent with the header 'Content-Type: application/json'"
@@ -440,11 +498,58 @@ async def _read_body(request: web.Request) -> bytes:
     if request.content_length is not None and request.content_length > LARGEST_BODY:
         raise too_large
     try:
-        return await request.read()
+        async with asyncio.timeout(timeout):
+            return await request.read()
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {timeout:g} s") from None
     except web.HTTPRequestEntityTooLarge:
         raise too_large from None
     except web.RequestPayloadError:
         raise ApiError(400, "the body is not in the Content-Encoding that it names") from None
+
+
+def _room(limits: Limits) -> int:
+    """Tokens of prompt and answer together."""
+    return min(limits.max_model_len, limits.kv_tokens)
+
+
+def _sampling(asked: GenerationRequest, room: int) -> SamplingParams:
+    max_tokens = max(1, room) if asked.max_tokens is None else asked.max_tokens
+    if asked.min_tokens > max_tokens:
+        message = f"min_tokens ({asked.min_tokens}) is more than the context has room for ({room})"
+        raise ApiError(400, message, param="min_tokens", code="invalid_value")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        repetition_penalty=asked.repetition_penalty,
+        seed=asked.seed,
+        ignore_eos=asked.ignore_eos,
+        min_tokens=asked.min_tokens,
+        top_k=asked.top_k,
+        min_p=asked.min_p,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        stop_token_ids=asked.stop_token_ids,
+        logit_bias=asked.logit_bias,
+        logprobs=asked.logprobs,
+    )
+
+
+def _text(asked: GenerationRequest, tokenizer: Tokenizer, prompt: list[int], dropped: int) -> Text:
+    lead = ""
+    if asked.echo:
+        whole = isinstance(asked.prompt, str) and not dropped
+        lead = str(asked.prompt) if whole else tokenizer.text(prompt)
+    return Text(
+        tokenizer=tokenizer,
+        context=prompt if asked.operation == "text_completion" else (),
+        lead=lead,
+        stop=asked.stop,
+        include_stop=asked.include_stop,
+        min_tokens=asked.min_tokens,
+        scored=asked.logprobs is not None,
+    )
 
 
 def _length(prompt: Conversation | str | tuple[int, ...]) -> int:

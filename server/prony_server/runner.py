@@ -1,6 +1,10 @@
 """A batch comes in, the model runs once, the next token of each sequence at its end goes out."""
 
 import gc
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,13 +16,35 @@ from prony_server.attention import (
     LayerShape,
     PagedStep,
     ShapeProbe,
+    SinglesView,
     UnsupportedModel,
     paged_attention,
 )
 from prony_server.blocks import BlockPool
-from prony_server.sampler import Sampler
+from prony_server.compiling import check_compiled, compiled
+from prony_server.graphs import PaddedDecode
+from prony_server.limits import Decode
+from prony_server.sampler import Choices, Sampler
 from prony_server.scheduler import Batch, is_last
-from prony_server.sequence import Sequence
+from prony_server.sequence import Sequence, TokenLogprobs
+
+# Padding, in tokens, whose copying takes as long as one more attention call.
+WORTH_A_PART = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What one run gave, and when its parts were done, on time.monotonic().
+
+    On a GPU `forwarded` is when the host had handed over its last kernel: the device's own time is
+    then in what follows, until the tokens are here.
+    """
+
+    sampled: list[Sequence]  # the sequences at their end
+    tokens: list[int]  # the next of each
+    logprobs: list[TokenLogprobs | None] | None  # what is told of each, where any asked
+    built: float
+    forwarded: float
 
 
 class Runner:
@@ -39,34 +65,79 @@ class Runner:
         numbers = sum(s.kv_heads * (s.key_size + s.value_size) for s in self.layers.values())
         return numbers * int(self.model.dtype.itemsize)
 
-    def allocate(self, pool: BlockPool, max_rows: int) -> None:
+    def allocate(
+        self,
+        pool: BlockPool,
+        max_rows: int,
+        eos_ids: frozenset[int] = frozenset(),
+        decode: Decode = "eager",
+    ) -> None:
+        """Raises CompileRefused where `decode` is "compiled" and cannot be, or changes tokens."""
+        if decode == "auto":
+            decode = "graphs" if self.device.type == "cuda" else "eager"
         self._pool = pool
-        self._cache = KVCache(
-            self.layers, pool.num_blocks, pool.block_size, self.model.dtype, self.device
-        )
+        # One block more than the pool knows of: where padding rows write.
+        blocks = pool.num_blocks + (decode != "eager")
+        self._cache = KVCache(self.layers, blocks, pool.block_size, self.model.dtype, self.device)
         # The pool's own memory: what it writes is seen here.
         tables = torch.frombuffer(pool.tables, dtype=torch.int32)
         self._tables = tables.view(max_rows, pool.width)
-        self._sampler = Sampler(max_rows, self.device)
+        self._sampler = Sampler(max_rows, self.device, eos_ids)
+        # On a GPU launches cost more than the padding they would save.
+        self._worth = WORTH_A_PART // pool.block_size if self.device.type == "cpu" else sys.maxsize
+        self._padded: PaddedDecode | None = None
+        if decode != "eager":
+            self._padded = PaddedDecode(
+                compiled(self._forward) if decode == "compiled" else self._forward,
+                self._cache,
+                self._tables,
+                pool.num_blocks,
+                capture=self.device.type == "cuda" and decode != "padded",
+            )
+        if decode == "compiled" and self._padded is not None:
+            check_compiled(self._padded, self._forward, self.vocabulary)
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> tuple[list[Sequence], list[int]]:
-        """Computes the batch's tokens; returns the sequences at their end, and each one's next."""
-        ids, positions, step, ends, sampled = self._pack(batch)
-        logits = self.model(
-            input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=ends, paged=step
-        ).logits
-        if not sampled:
-            return sampled, []
-        return sampled, self._sampler.sample(logits[0], sampled).tolist()
+    def run(self, batch: Batch) -> Computed:
+        """Computes the batch's tokens, and samples the next of each sequence then at its end."""
+        if self._padded is not None and not batch.chunks:
+            sampled = batch.singles
+            bucket = self._padded.fill(
+                [sequence.tokens[-1] for sequence in sampled],
+                [sequence.computed for sequence in sampled],
+                [sequence.row for sequence in sampled],
+            )
+            built = time.monotonic()
+            logits = self._padded.run(bucket)[: len(sampled)]
+        else:
+            ids, positions, step, ends, sampled = self._pack(batch)
+            built = time.monotonic()
+            logits = self._forward(ids, positions, step, ends)
+        forwarded = time.monotonic()
+        chosen = self._sampler.sample(logits, sampled) if sampled else Choices([], None)
+        return Computed(sampled, chosen.tokens, chosen.logprobs, built, forwarded)
 
-    def clear(self, sequence: Sequence) -> None:
-        self._cache.clear(sequence.blocks)
+    def clear(self, blocks: list[int]) -> None:
+        self._cache.clear(blocks)
+
+    def _forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: PagedStep,
+        keep: torch.Tensor | int = 0,
+    ) -> torch.Tensor:
+        """Logits of the rows to keep (0: of all)."""
+        logits: torch.Tensor = self.model(
+            input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, paged=step
+        ).logits
+        return logits[0]
 
     def _pack(
         self, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor, PagedStep, torch.Tensor, list[Sequence]]:
-        singles = batch.singles
+        # Longest first: sequences of about one length lie together, and are padded to each other.
+        singles = sorted(batch.singles, key=lambda s: s.computed, reverse=True)
         ids = [sequence.tokens[-1] for sequence in singles]
         positions = [sequence.computed for sequence in singles]
         rows = [sequence.row for sequence in singles]
@@ -89,15 +160,20 @@ class Runner:
         blocks = self._tables[packed[2], place // size]
         slots = blocks * size + place % size
         to_device = torch.stack((packed[0], place, slots)).to(self.device)
-        count = len(singles)
-        width = max(positions[:count]) // size + 1 if count else 0
-        table = self._tables[:, :width].index_select(0, packed[2, :count])
+        widths = [position // size + 1 for position in positions[: len(singles)]]
         step = PagedStep(
             self._cache,
             to_device[2],
-            count,
-            table.flatten().to(self.device),
-            to_device[1, :count] + 1,
+            [
+                SinglesView(
+                    begin,
+                    self._tables[:, : widths[begin]]
+                    .index_select(0, packed[2, begin:end])
+                    .to(self.device),
+                    to_device[1, begin:end] + 1,
+                )
+                for begin, end in parts(widths, self._worth)
+            ],
             [
                 ChunkView(begin, length, start, self._blocks(row, start + length))
                 for begin, length, start, row in views
@@ -131,6 +207,21 @@ class Runner:
                 "transformers' AttentionInterface"
             )
         return probe.layers
+
+
+def parts(widths: list[int], worth: int) -> list[tuple[int, int]]:
+    """Cuts falling widths where padding each part to its own widest saves over `worth`."""
+    return list(_cut(widths, 0, len(widths), worth)) if widths else []
+
+
+def _cut(widths: list[int], begin: int, end: int, worth: int) -> Iterator[tuple[int, int]]:
+    widest = widths[begin]
+    saved, at = max(((widest - widths[at]) * (end - at), at) for at in range(begin, end))
+    if saved <= worth:
+        yield begin, end
+    else:
+        yield from _cut(widths, begin, at, worth)
+        yield from _cut(widths, at, end, worth)
 
 
 def context_length(model: Any) -> int | None:

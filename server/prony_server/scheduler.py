@@ -1,14 +1,19 @@
 """Requests come in, the next step's batch goes out. No torch, no clock, no metric.
 
-Sequences are served in order of arrival. Those with one token left to compute (decodes) go first,
-then chunks of prompts, under one token budget. A sequence enters only when the pool has blocks for
-all its tokens so far, so a prompt never stops half-way for lack of them; a decode that finds no
-block preempts the youngest, which comes back to the head of the queue and is computed anew. The
-oldest is never preempted and any request fits the pool alone, so every request finishes.
+Those with one token left to compute (decodes) go first, so each step holds every running decode;
+chunks of prompts share what is left of one token budget. A sequence enters in order of arrival, and
+only when the pool has blocks for all its tokens so far, so a prompt never stops half-way for lack
+of them; a decode that finds no block preempts the youngest, which comes back to the head of the
+queue and is computed anew. The oldest is never preempted and any request fits the pool alone, so
+every request finishes.
+
+Of the prompts' share half goes to the oldest prompt, the rest to the shortest first. So a long
+prompt, once it is the oldest, gets half of every step whatever comes after it, and a short one is
+held up by those shorter than itself, and by half of each step, but not by the length of others.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prony_server.blocks import BlockPool
 from prony_server.limits import Batching
@@ -22,6 +27,7 @@ class Batch:
     singles: list[Sequence]
     chunks: list[tuple[Sequence, int]]
     preempted: int
+    entered: list[Sequence] = field(default_factory=list)  # those in a batch for the first time
 
     def __bool__(self) -> bool:
         return bool(self.singles or self.chunks)
@@ -52,7 +58,7 @@ class Scheduler:
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.budget = max_num_batched_tokens  # the engine lowers it when memory runs out
-        self.batching = batching
+        self.static = batching == "static"
         self.static_wait = static_wait
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # by age, all older than any that waits
@@ -68,27 +74,21 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
-    def preempt_youngest(self) -> None:
-        """The youngest running sequence gives back its blocks and waits, first in the queue."""
-        sequence = self.running.pop()
-        sequence.phases.preemptions += 1
-        self.pool.release(sequence)
-        self.waiting.appendleft(sequence)
-
-    def schedule(self, now: float, admit: bool = True) -> Batch:
+    def schedule(self, now: float) -> Batch:
         """The next step. Room for its tokens is taken; `computed` is moved by who computes them."""
-        budget = self.budget
-        singles, preempted = self._decodes(budget)
-        budget -= len(singles)
-        chunks: list[tuple[Sequence, int]] = []
-        for sequence in self.running:
-            left = len(sequence.tokens) - sequence.computed
-            if left > 1 and budget > 0:
-                chunks.append((sequence, min(left, budget)))
-                budget -= chunks[-1][1]
-        if admit and self._admits(now):
-            self._admit(now, budget, singles, chunks)
-        return Batch(singles, chunks, preempted)
+        singles, preempted = self._decodes()
+        if self._admits(now):
+            self._admit()
+        decodes = len(singles)
+        chunks = self._chunks(self.budget - decodes, singles)
+        entered = []
+        for sequence in (*singles[decodes:], *(sequence for sequence, _ in chunks)):
+            phases = sequence.phases
+            if phases.scheduled is None:
+                phases.scheduled = now
+                phases.cached_tokens = sequence.computed
+                entered.append(sequence)
+        return Batch(singles, chunks, preempted, entered)
 
     def wake_at(self, now: float) -> float | None:
         """When to look again though nothing arrives; None if only an arrival can change things."""
@@ -96,12 +96,12 @@ class Scheduler:
             return None
         return max(now, self.waiting[0].phases.arrived + self.static_wait)
 
-    def _decodes(self, budget: int) -> tuple[list[Sequence], int]:
+    def _decodes(self) -> tuple[list[Sequence], int]:
         singles: list[Sequence] = []
         preempted = 0
         block_size = self.pool.block_size
         at = 0
-        while at < len(self.running) and len(singles) < budget:
+        while at < len(self.running) and len(singles) < self.budget:
             sequence = self.running[at]
             at += 1
             known = len(sequence.tokens)
@@ -110,17 +110,24 @@ class Scheduler:
             if len(sequence.blocks) * block_size < known:
                 while not self.pool.grow(sequence, known):
                     # Oldest first: those preempted here have not been given a place in this step.
-                    self.preempt_youngest()
+                    self._preempt_youngest()
                     preempted += 1
                     if sequence.row < 0:
                         return singles, preempted
             singles.append(sequence)
         return singles, preempted
 
+    def _preempt_youngest(self) -> None:
+        """The youngest running sequence gives back its blocks and waits, first in the queue."""
+        sequence = self.running.pop()
+        sequence.phases.preemptions += 1
+        self.pool.release(sequence)
+        self.waiting.appendleft(sequence)
+
     def _admits(self, now: float) -> bool:
         if not self.waiting:
             return False
-        if self.batching == "continuous":
+        if not self.static:
             return True
         head = self.waiting[0]
         if self.running:
@@ -128,32 +135,40 @@ class Scheduler:
         full = len(self.waiting) >= self.max_num_seqs
         return full or now >= head.phases.arrived + self.static_wait
 
-    def _admit(
-        self,
-        now: float,
-        budget: int,
-        singles: list[Sequence],
-        chunks: list[tuple[Sequence, int]],
-    ) -> None:
-        static = self.batching == "static"
-        only_preempted = static and bool(self.running)
-        # A static batch starts whole, even where its prompts take several steps' budgets.
-        while self.waiting and len(self.running) < self.max_num_seqs and (budget > 0 or static):
+    def _admit(self) -> None:
+        only_preempted = self.static and bool(self.running)
+        while self.waiting and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
             if only_preempted and not sequence.phases.preemptions:
                 return
-            known = len(sequence.tokens)
             # A block for each that runs: else what enters now is preempted again within steps.
-            if self.pool.blocks_for(known) + len(self.running) > self.pool.num_free:
+            if not self.pool.enter(sequence, spare=len(self.running)):
                 return
-            self.pool.grow(sequence, known)
-            self.waiting.popleft()
-            self.running.append(sequence)
-            if sequence.phases.scheduled is None:
-                sequence.phases.scheduled = now
-            length = min(known, budget)
-            if length == known == 1:
+            self.running.append(self.waiting.popleft())
+
+    def _chunks(self, budget: int, singles: list[Sequence]) -> list[tuple[Sequence, int]]:
+        """Shares the budget out among unfinished prompts; a last single token joins `singles`."""
+        if budget <= 0 or len(singles) == len(self.running):
+            return []
+        decoding = set(singles)
+        left: dict[Sequence, int] = {}
+        for sequence in self.running:
+            if sequence not in decoding:
+                self.pool.reuse(sequence)
+                left[sequence] = len(sequence.tokens) - sequence.computed
+        oldest = next(iter(left))
+        lengths = dict.fromkeys(left, 0)
+        lengths[oldest] = min(left[oldest], (budget + 1) // 2)
+        budget -= lengths[oldest]
+        # Stable: of equally long ones the older goes first.
+        for sequence in sorted(left, key=lambda each: left[each] - lengths[each]):
+            more = min(left[sequence] - lengths[sequence], budget)
+            lengths[sequence] += more
+            budget -= more
+        chunks = []
+        for sequence, length in lengths.items():
+            if length == left[sequence] == 1:
                 singles.append(sequence)
             elif length:
                 chunks.append((sequence, length))
-            budget -= length
+        return chunks

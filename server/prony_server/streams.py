@@ -22,18 +22,22 @@ class Stream:
     max_tokens; text is made only when it is about to be written.
     """
 
-    def __init__(self, on_last: Callable[[Output], None]) -> None:
-        """`on_last` is told the last output even when the handler is gone by then."""
+    def __init__(self, on_last: Callable[[Output], None], sequences: int = 1) -> None:
+        """`on_last` is told each sequence's last output even when the handler is gone by then."""
         self._on_last = on_last
+        self._left = sequences
         self._outputs: list[Output] = []
         self._arrival = asyncio.Event()
-        self.ended = False
+
+    @property
+    def ended(self) -> bool:
+        return self._left == 0
 
     def push(self, output: Output) -> None:
         self._outputs.append(output)
         self._arrival.set()
         if output.finish_reason is not None:
-            self.ended = True
+            self._left -= 1
             self._on_last(output)
 
     async def take(self) -> list[Output]:
@@ -56,8 +60,8 @@ class Bridge:
     def emitter(self, stream: Stream) -> Callable[[Output], None]:
         def emit(output: Output) -> None:  # in the engine's thread
             self._pending.append((stream, output))
-            if output.finish_reason in ("abort", "error"):
-                self.flush()  # these also come between iterations, when nothing else would flush
+            if output.finish_reason is not None and not output.token_ids:
+                self.flush()  # it may come between iterations, when nothing else would flush
 
         return emit
 

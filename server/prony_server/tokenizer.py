@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from prony_server.openai_api import ApiError, Conversation
+from prony_server.errors import ApiError
+from prony_server.parameters import Conversation
 
 # A character has four bytes at most, so five held tokens are no unfinished character.
 _MOST_HELD = 5
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's name for a byte
 
 
 class Detokenizer(Protocol):
@@ -53,6 +56,20 @@ class Tokenizer:
         if self._bytes is not None:
             return _ByteLevel(self._bytes)
         return _Windowed(self._tokenizer, prompt)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        detokenizer = self.detokenizer()
+        return detokenizer.feed(token_ids) + detokenizer.finish()
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token stands for: part of a character, maybe; a special one for its name."""
+        if self._bytes is not None and token < len(self._bytes) and self._bytes[token]:
+            return self._bytes[token]
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        if name is None:
+            return b""
+        byte = _BYTE_TOKEN.fullmatch(name)
+        return bytes([int(byte[1], 16)]) if byte else str(name).replace("▁", " ").encode()
 
     def _render(self, conversation: Conversation) -> str:
         if not self._tokenizer.chat_template:

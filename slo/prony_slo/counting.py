@@ -88,11 +88,10 @@ def good_finished(conditions: Sequence[Condition], measured: Measured) -> int:
     The numerator of goodput a second. By when they ended, as throughput counts: by when they came
     an overloaded server would seem to do more good than work.
     """
-    start, end = measured.window
     return sum(
         record.ok
         and not is_empty(record)
-        and start <= record.ended < end
+        and measured.holds(record.ended)
         and _judge(record, conditions, False) is True
         for record in (*measured.records, *measured.outside)
     )

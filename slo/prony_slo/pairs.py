@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prony_loadgen.record import RequestRecord
-from prony_loadgen.summary import Measured, percentile, tokens_inside, value
+from prony_loadgen.summary import Measured, percentile, value
 from prony_slo.counting import count
 from prony_slo.promise import Check
 from prony_slo.selection import select
@@ -143,11 +143,9 @@ def _comparable(shift: float | None, requests: int, check: Check) -> Change:
 
 def _figure(check: Check, run: Measured) -> float | None:
     if check.metric == "output_tokens_per_s":
-        everything = run.records + run.outside
-        return tokens_inside(everything, run.window) / run.seconds if run.seconds > 0 else None
+        return run.tokens() / run.seconds if run.seconds > 0 else None
     if check.metric == "requests_per_s":
-        start, end = run.window
-        done = sum(r.ok and start <= r.ended < end for r in run.records + run.outside)
+        done = sum(r.ok and run.holds(r.ended) for r in run.records + run.outside)
         return done / run.seconds if run.seconds > 0 else None
     values = _latencies(run, check.metric)
     if check.stat == "mean":

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
-from prony_loadgen.summary import Measured, tokens_inside
+from prony_loadgen.summary import Measured
 from prony_loadgen.words import share
 from prony_slo.counting import good_finished
 from prony_slo.promise import RATE_UNITS, Condition, Floor
@@ -49,8 +49,6 @@ def judge(
 def _count(promise: Floor, run: Measured, conditions: Sequence[Condition]) -> float:
     if promise.of is not None:
         return good_finished(conditions, run)
-    everything = run.records + run.outside
     if promise.metric == "output_tokens_per_s":
-        return tokens_inside(everything, run.window)
-    start, end = run.window
-    return sum(r.ok and start <= r.ended < end for r in everything)
+        return run.tokens()
+    return sum(r.ok and run.holds(r.ended) for r in run.records + run.outside)

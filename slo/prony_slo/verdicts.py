@@ -286,7 +286,10 @@ def _judge_query(
     for part in parts:
         run = part.measured
         if reader is None:
-            text = "not collected: name a Prometheus (measure.prometheus) that watched the run"
+            text = (
+                "not collected: the run kept nothing of its target's /metrics; name a Prometheus "
+                "(measure.prometheus) that watched it"
+            )
             return _result(objective, "inconclusive", text)
         if run.origin_unix is None or run.seconds <= 0:
             return _result(objective, "inconclusive", "no data: nobody knows when the run was")

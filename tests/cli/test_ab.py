@@ -4,13 +4,14 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.loadgen.locust_process import Process, nothing_is_left_running
+from tests.starting import run_program
 
 from prony_slo.verdict_file import Verdict
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SCENARIO = """\
 prompts: {input_tokens: 16}
 output: {tokens: 8, mode: forced}
-arrivals: {process: poisson, rate: 30}
+arrivals: {process: poisson, rate: 60}
 warmup: 0s
 requests: 60
 """
@@ -43,9 +44,7 @@ def environment(place: Path) -> dict[str, str]:
 
 
 def ab(place: Path, *argv: str) -> tuple[int, str]:
-    done = subprocess.run(
-        command(*argv), cwd=place, env=environment(place), capture_output=True, text=True
-    )
+    done = run_program("prony", *command(*argv)[3:], cwd=place, environ=environment(place))
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout + done.stderr
 
@@ -120,14 +119,12 @@ def test_an_interruption_ends_the_run_in_order_stops_the_servers_and_exits_4(
     same = server(0.02, 0.004)
     argv = command("--a", same, "--b", same, "--slo", "ttft p50 < 2s", "--out", "out",
                    "--set", "requests=100000")  # fmt: skip
-    process = subprocess.Popen(argv, cwd=place, env=environment(place), stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True)  # fmt: skip
     runs = [place / f"out/pair-01-{side}/requests.jsonl.gz" for side in "ab"]
-    while process.poll() is None and not any(r.exists() and r.stat().st_size for r in runs):
-        os.sched_yield()
-    process.send_signal(number)
-    text, _ = process.communicate(timeout=120)
-    assert process.returncode == 4, text
+    with nothing_is_left_running():
+        process = Process(argv, place, **environment(place))
+        process.until(lambda: any(run.exists() and run.stat().st_size for run in runs))
+        process.process.send_signal(number)
+        assert process.end() == 4, process.said
     (run,) = (place / "out").glob("pair-01-*/run.json")
     assert json.loads(run.read_text())["interrupted"] is True
     assert list(servers_of(place)) == []

@@ -1,13 +1,12 @@
 """A run told to a Grafana while it goes on: its start, its end and what came of it."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from tests.dashboards.fake_grafana import TOKEN, FakeGrafana
 from tests.loadgen.fake_server import FakeServer
+from tests.starting import run_program
 
 from prony.annotations import Annotating, marks
 from prony.grafana import connect
@@ -73,13 +72,11 @@ def test_a_grafana_that_refuses_is_named_once_and_the_run_goes_on(tmp_path: Path
 
 
 def test_a_run_of_the_command_line_is_told_from_its_start_to_its_end(tmp_path: Path) -> None:
-    options = ["run", "chat", "--rate", "20", "--requests", "6", "--out", "run", "--quiet"]
+    options = ["run", "chat", "--rate", "20", "--requests", "6", "--warmup", "0s", "--quiet"]
     with FakeServer() as server, FakeGrafana().listening() as grafana:
-        done = subprocess.run(
-            [sys.executable, "-m", "prony", *options, "--target", server.url,
-             "--grafana", grafana.url],
-            capture_output=True, text=True, cwd=tmp_path,
-            env={**os.environ, "GRAFANA_TOKEN": TOKEN},
+        done = run_program(
+            "prony", *options, "--out", "run", "--target", server.url, "--grafana", grafana.url,
+            cwd=tmp_path, environ={**os.environ, "GRAFANA_TOKEN": TOKEN},
         )  # fmt: skip
         facts = RunFolder(tmp_path / "run").read_run()
     assert "note: Grafana" not in done.stderr and "Warning" not in done.stderr, done.stderr

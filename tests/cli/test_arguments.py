@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.loadgen.fake_server import FakeServer
+from tests.starting import run_program
 
 import prony.run
 from prony_loadgen.scenario import load_scenario
@@ -23,13 +24,8 @@ def options(*argv: str) -> dict[str, object]:
 
 def said(*argv: str, cwd: Path | None = None) -> tuple[int, str]:
     """In a process of its own, because `prony run` imports Locust, which patches the process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "prony", *argv],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={name: value for name, value in os.environ.items() if name != "OPENAI_BASE_URL"},
-    )
+    known = {name: value for name, value in os.environ.items() if name != "OPENAI_BASE_URL"}
+    done = run_program("prony", *argv, cwd=cwd, environ=known)
     return done.returncode, done.stdout + done.stderr
 
 

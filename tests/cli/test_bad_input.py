@@ -1,8 +1,6 @@
 """What nobody means: absurd sizes, what JSON cannot hold, depth, combinations. One text, exit 2."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,6 +174,8 @@ def test_a_name_longer_than_any_file_has_is_not_found(
         (("--num-gpu-blocks-override", "99999999999"), "num_gpu_blocks 99,999,999,999 need"),
         (("--max-num-seqs", "999999999999"), "max_num_seqs 999,999,999,999 need"),
         (("--torch-threads", "99999999999"), "torch_threads must be at most 1024"),
+        (("--batching", "none", "--max-num-seqs", "4"), "max_num_seqs must be 1 or absent"),
+        (("--gpu-memory-utilization", "nan"), "gpu_memory_utilization must be above 0"),
         (("--port", "70000"), "65535"),
     ],
     ids=str,
@@ -220,10 +220,9 @@ def test_half_a_surrogate_pair_is_sent_kept_and_shown(tmp_path: Path, torn: Torn
     (tmp_path / "s.yaml").write_text(
         f'{SMALL}description: "d\\uD800"\nextra_body: {{note: "n\\uD800"}}\n'
     )
-    command = [sys.executable, "-m", "prony", "run", "s.yaml", "--target", torn.url, "--out", "out"]
-    command += ["--requests", "60", "--rate", "100", "--warmup", "0s", "--slo", "errors < 95%"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    load = ("--requests", "60", "--concurrency", "4", "--warmup", "0s", "--slo", "errors < 95%")
+    code, text = gate("run", "s.yaml", "--target", torn.url, "--out", "out", *load, cwd=tmp_path)
+    assert code == 0, text
     facts = RunFolder(tmp_path / "out").read_run()
     assert facts["scenario"]["description"] == "d\ud800"
     assert facts["target"]["model"] == torn.bodies[-1]["model"] == "torn\ud800"

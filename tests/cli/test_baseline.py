@@ -65,7 +65,7 @@ def judged(folder: Path, *argv: str) -> tuple[int, dict[str, Any]]:
     return code, verdict(folder)
 
 
-def test_without_a_baseline_the_command_that_makes_one_is_named(place: Path) -> None:
+def test_q07_without_a_baseline_the_command_that_makes_one_is_named(place: Path) -> None:
     code, found = judged(run(place, 1, 1))
     assert (code, found["verdict"]) == (3, "inconclusive")
     assert found["objectives"][0]["verdict"] == "pass"
@@ -101,7 +101,7 @@ def test_a_first_pull_request_passes_where_the_file_says_so(place: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["", '{"schema": 1, "kind": "prony-bas', '{"schema": 9}', "[NaN]"])
-def test_a_damaged_baseline_is_never_a_missing_one(text: str, place: Path) -> None:
+def test_q07_a_damaged_baseline_is_never_a_missing_one(text: str, place: Path) -> None:
     write_slo(place, missing="warn")
     (place / "baselines").mkdir()
     (place / "baselines/main.json").write_text(text)
@@ -153,7 +153,7 @@ def test_small_steps_are_seen_against_the_anchor(place: Path) -> None:
     assert code == 1
 
 
-def test_another_workload_is_not_compared_and_not_accepted(place: Path) -> None:
+def test_q07_another_workload_is_not_compared_and_not_accepted(place: Path) -> None:
     for day in range(1, 5):
         accept(*(run(place, day, number) for number in (1, 2)))
     other = run(place, 9, 1, scenario={"name": "chat", "arrivals": {"rate": 99}, "warmup": 3.0})

@@ -1,14 +1,12 @@
 """`prony dashboards`: what is wrong with boards becomes words and an exit code."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.starting import run_program
 
 
 def prony(*argv: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "prony", "dashboards", *argv], capture_output=True, text=True
-    )
+    done = run_program("prony", "dashboards", *argv)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout + done.stderr
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.loadgen.synthetic_run import synthetic_run
+from tests.starting import run_program
 
 from prony_loadgen.folder import RunFolder
 from prony_loadgen.record import RequestRecord
@@ -38,13 +39,7 @@ def made(tmp_path: Path) -> Path:
 
 def gate(*argv: str | Path, cwd: Path, **environ: str) -> tuple[int, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("GITHUB_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "prony", *map(str, argv)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**clean, **environ},
-    )
+    done = run_program("prony", *argv, cwd=cwd, environ={**clean, **environ})
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout + done.stderr
 
@@ -72,7 +67,7 @@ def test_the_verdict_stands_in_a_file_beside_the_run(
     assert (short / "junit.xml").read_text().startswith("<?xml")
 
 
-def test_a_pipe_that_loses_the_code_still_has_the_verdict(made: Path, tmp_path: Path) -> None:
+def test_q05_a_pipe_that_loses_the_code_still_has_the_verdict(made: Path, tmp_path: Path) -> None:
     command = f"{sys.executable} -m prony gate {made} --slo '{BROKEN}'"
     lost = subprocess.run(f"{command} | tee log", shell=True, cwd=tmp_path, capture_output=True)
     assert lost.returncode == 0

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from tests.loadgen.synthetic_run import synthetic_run
 from tests.needs import needs_program
 from tests.server.live_server import live_server
+from tests.starting import run_program
 
 from prony.errors import UsageError
 from prony.openmetrics import as_openmetrics
@@ -44,9 +44,7 @@ def test_a_real_runs_panels_are_all_there_at_its_own_time(tmp_path: Path) -> Non
 
 
 def prony(folder: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "prony", *argv], capture_output=True, text=True, cwd=folder
-    )
+    return run_program("prony", *argv, cwd=folder)
 
 
 def test_counts_rise_from_nothing_to_what_the_run_had() -> None:

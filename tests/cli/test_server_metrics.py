@@ -66,7 +66,7 @@ def test_a_run_keeps_lines_on_its_own_clock_and_says_how_many(tmp_path: Path) ->
     assert lines[0]["running"] == 12
 
 
-def test_what_was_not_collected_is_said_with_its_reason_and_is_no_zero(tmp_path: Path) -> None:
+def test_g11_what_was_not_collected_is_said_with_its_reason_and_is_no_zero(tmp_path: Path) -> None:
     facts = keep(tmp_path, Scraped((), 3, "/metrics: HTTP 404"), origin=0)
     assert (facts["collected"], facts["why"]) == (False, "/metrics: HTTP 404")
     assert list(kept(tmp_path)) == []
@@ -82,7 +82,7 @@ def test_the_report_shows_client_and_server_on_one_axis(tmp_path: Path) -> None:
     assert "What the server (vllm) said of itself" in html
 
 
-def test_the_report_says_not_collected_and_a_run_that_never_asked_says_nothing() -> None:
+def test_g11_the_report_says_not_collected_and_a_run_that_never_asked_says_nothing() -> None:
     run, records = synthetic_run()
     assert "What the server said" not in report_html(run, records)
     run["server_metrics"] = {"collected": False, "why": "/metrics: HTTP 404"}

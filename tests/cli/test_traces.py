@@ -1,72 +1,17 @@
 """Spans of a run: read from its folder, drawn, exported, and posted to a collector."""
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
-from opentelemetry.proto_json.collector.trace.v1.trace_service import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from tests.cli.otlp_collector import Collector
 
 from prony.errors import UsageError
 from prony.observability import server_tracer
-from prony.otlp import HttpSpanExporter, exporter_from
+from prony.otlp import HttpSpanExporter, Poster, exporter_from
 from prony.traces import read_spans, show_traces
-
-
-class Collector:
-    """An OTLP receiver over HTTP: what it was sent, decoded by OpenTelemetry's own classes."""
-
-    def __init__(self, *statuses: int) -> None:
-        self.statuses = list(statuses)
-        self.paths: list[str] = []
-        self.headers: list[dict[str, str]] = []
-        self.spans: list[Any] = []
-        self.url = ""
-
-    def take(self, path: str, headers: dict[str, str], body: bytes) -> int:
-        self.paths.append(path)
-        self.headers.append({name.lower(): value for name, value in headers.items()})
-        status = self.statuses.pop(0) if self.statuses else 200
-        if status == 200:
-            request = ExportTraceServiceRequest.from_dict(json.loads(body))
-            self.spans += [
-                span
-                for resource in request.resource_spans
-                for scope in resource.scope_spans
-                for span in scope.spans
-            ]
-        return status
-
-    @contextmanager
-    def listening(self) -> Iterator["Collector"]:
-        take = self.take
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                self.send_response(take(self.path, dict(self.headers), body))
-                self.send_header("Content-Length", "2")
-                self.end_headers()
-                self.wfile.write(b"{}")
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-            thread.start()
-            self.url = f"http://127.0.0.1:{server.server_address[1]}"
-            try:
-                yield self
-            finally:
-                server.shutdown()
-                thread.join()
 
 
 def send(exporter: HttpSpanExporter, *names: str) -> None:
@@ -98,7 +43,7 @@ def test_a_busy_collector_is_asked_again_and_a_wrong_one_is_told_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with Collector(503, 200, 400, 404).listening() as collector:
-        exporter = HttpSpanExporter(collector.url + "/v1/traces", {})
+        exporter = HttpSpanExporter(Poster("spans", collector.url + "/v1/traces", {}))
         send(exporter, "again")
         assert [span.name for span in collector.spans] == ["again"]
         send(exporter, "lost", "lost too")
@@ -136,6 +81,23 @@ def test_a_run_folders_trace_is_drawn_by_its_id_or_the_start_of_it(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"trace {trace_id}")
     assert [line.split()[0] for line in lines[1:]] == ["chat", "decode"]
+
+
+def test_a_trace_of_both_sides_says_how_much_of_its_first_token_was_outside_the_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "traces.jsonl"
+    with server_tracer(path) as tracer:
+        assert tracer is not None
+        seen = {"gen_ai.response.time_to_first_chunk": 0.25}
+        with tracer.start_as_current_span("client", attributes=seen):
+            said = {"gen_ai.latency.time_to_first_token": 0.2}
+            tracer.start_span("server", attributes=said).end()
+    (trace_id,) = {span.trace_id for span in read_spans(path)}
+    show_traces(path, trace_id, None)
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "first token: 250.00 ms at the client, 200.00 ms at the server: 50.00 ms outside the server"
+    )
 
 
 def test_all_spans_become_one_file_for_perfetto(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from prony_loadgen import telemetry as load
 from prony_loadgen.shipped import shipped
 from prony_loadgen.telemetry import LoadMetrics
 from prony_server import telemetry as server
+from prony_server.collectors import EngineCollector, ThreadClocks
 from prony_server.engine import Stats
-from prony_server.telemetry import EngineCollector, ServerMetrics
+from prony_server.stages import STAGES
+from prony_server.telemetry import ServerMetrics
 
 BOARDS = boards()
 
@@ -69,15 +71,19 @@ def test_a_metric_that_no_board_shows_any_more_is_found() -> None:
 
 
 def test_the_names_that_the_check_knows_are_those_that_the_two_modules_really_export() -> None:
-    idle = Stats(running=0, waiting=0, blocks_used=0, blocks_total=1, preemptions=0)
+    idle = Stats(0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, stage_seconds=(0.0,) * len(STAGES))
     registry = CollectorRegistry()
     ServerMetrics(registry, "tiny")
     registry.register(EngineCollector(lambda: idle))
+    threads = ThreadClocks()
+    threads.watch("loop")
+    registry.register(threads)
     LoadMetrics(registry, "r1")
     families = text_string_to_metric_families(generate_latest(registry).decode())
     exported = {f"{f.name}_total" if f.type == "counter" else f.name for f in families}
-    gpu_only = {server.GPU_UTILIZATION, server.GPU_MEMORY_USED}
-    assert exported_names() - exported == gpu_only
+    missing = exported_names() - exported
+    assert {name for name in missing if name.startswith(("prony_gpu_", "prony_device_"))} == missing
+    assert {server.GPU_UTILIZATION, server.DEVICE_MEMORY_ALLOCATED} <= missing
     assert {name for name in exported if not name.endswith("_created")} <= exported_names()
 
 
@@ -194,7 +200,7 @@ def test_names_are_found_wherever_they_stand_in_an_expression() -> None:
     assert selected_names(expr) == {"a_b", "c_d", "e_f", "g_h", "i_j"}
 
 
-def test_every_rate_is_over_grafanas_own_window_or_the_whole_time_shown() -> None:
+def test_g09_every_rate_is_over_grafanas_own_window_or_the_whole_time_shown() -> None:
     import re
 
     windows = {

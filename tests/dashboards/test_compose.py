@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -149,8 +150,24 @@ def test_prometheus_takes_its_configuration_and_rules() -> None:
     config = str(PROMETHEUS / "prometheus.yml")
     subprocess.run([promtool, "check", "config", "--syntax-only", config], check=True)
     files = sorted(str(path) for path in (PROMETHEUS / "rules").glob("*.yml"))
-    assert len(files) == 2
+    assert len(files) == 3
     subprocess.run([promtool, "check", "rules", *files], check=True)
+
+
+def test_names_whose_colon_was_escaped_get_it_back() -> None:
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    (job,) = (each for each in config["scrape_configs"] if each["job_name"] == "targets")
+    (rule,) = job["metric_relabel_configs"]
+    assert (rule["source_labels"], rule["target_label"]) == (["__name__"], "__name__")
+    into = rule["replacement"].replace("$1", r"\1").replace("$2", r"\2")
+    for name, stored in (
+        ("vllm_request_success_total", "vllm:request_success_total"),
+        ("sglang_num_running_reqs", "sglang:num_running_reqs"),
+        ("vllm:num_requests_running", "vllm:num_requests_running"),
+        ("prony_requests_running", "prony_requests_running"),
+    ):
+        match = re.fullmatch(rule["regex"], name)
+        assert (match.expand(into) if match else name) == stored
 
 
 def test_the_committed_rules_are_what_the_command_makes() -> None:

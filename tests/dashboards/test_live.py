@@ -78,7 +78,7 @@ def test_the_load_test_is_marked_on_the_time_axis_without_anybodys_pushing_it(
     assert set(series["metric"]) == {"run_id"}
 
 
-def test_idle_panels_are_gaps_and_never_nan_or_zero(prometheus: Prometheus) -> None:
+def test_g10_idle_panels_are_gaps_and_never_nan_or_zero(prometheus: Prometheus) -> None:
     """Asked about a run that does not exist, all the client's panels have nothing at all."""
     board = copy.deepcopy(BOARDS["shared/load.json"])
     for panel in board["panels"]:

@@ -73,9 +73,15 @@ def ask_in_turn(url: str | Target, count: int) -> list[RequestRecord]:
     return records
 
 
-def on_a_quiet_moment(check: Callable[[], None], tries: int = 8) -> None:
-    """Runs a check of times until it passes: any other process may take the processor meanwhile."""
-    for _ in range(tries - 1):
+def on_a_quiet_moment(check: Callable[[], None], tries: int = 8, patience: float = 40.0) -> None:
+    """Runs a check of times until it passes: any other process may take the processor meanwhile.
+
+    That it passes once shows what is checked; how often it must be tried shows the machine. It is
+    tried so often at least, and for so many seconds.
+    """
+    deadline = time.monotonic() + patience
+    while tries > 1 or time.monotonic() < deadline:
+        tries -= 1
         with contextlib.suppress(AssertionError):
             check()
             return

@@ -29,15 +29,19 @@ class FakeServer:
         gap: float = 0.0,
         fail_after: int = -1,
         empty: bool = False,
+        busy_every: int = 0,
         port: int = 0,
     ) -> None:
         """Answers 500 once it has read `fail_after` requests (the probe is not counted).
 
-        `empty` answers all but the probe without any output.
+        `empty` answers all but the probe without any output. Every `busy_every`th request gets a
+        503, unless its prompt had one already.
         """
         self.first_token, self.gap, self.fail_after = first_token, gap, fail_after
-        self.empty = empty
+        self.empty, self.busy_every = empty, busy_every
+        self._put_off: set[str] = set()
         self.bodies: list[dict[str, Any]] = []
+        self._counting = threading.Lock()
         self._listening = socket.create_server(("127.0.0.1", port), backlog=1024)
         self.port: int = self._listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -100,9 +104,16 @@ class FakeServer:
             return
         asked = json.loads(body)
         probe = asked["max_tokens"] == 4
-        if not probe:
-            self.bodies.append(asked)
-        if 0 <= self.fail_after < len(self.bodies):
+        with self._counting:
+            self.bodies += [] if probe else [asked]
+            number = len(self.bodies)
+        prompt = json.dumps(asked.get("messages") or asked.get("prompt"))
+        due = self.busy_every and not probe and number % self.busy_every == 0
+        if due and prompt not in self._put_off:
+            self._put_off.add(prompt)
+            connection.sendall(_json({"error": {"message": "busy"}}, 503))
+            return
+        if 0 <= self.fail_after < number:
             connection.sendall(_json({"error": {"message": "no"}}, 500))
             return
         time.sleep(0 if probe else self.first_token)

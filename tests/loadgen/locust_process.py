@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.starting import Program
+
 PATIENCE = 60.0  # seconds
 
 
@@ -24,16 +26,23 @@ class Process:
     ) -> None:
         self._said = folder / f"{name}.txt"
         kept = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")}
+        env = {**kept, "NO_COLOR": "1", **environ}
+        self.process: subprocess.Popen[bytes] | Program
         with self._said.open("wb") as file:
-            self.process = subprocess.Popen(
-                command,
-                cwd=folder,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env={**kept, "NO_COLOR": "1", **environ},
-                start_new_session=True,
-            )
+            if command[:2] == [sys.executable, "-m"]:
+                self.process = Program(
+                    *command[2:], cwd=folder, environ=env, stdout=file, stderr=file, session=True
+                )
+            else:
+                self.process = subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    env=env,
+                    start_new_session=True,
+                )
         _STARTED.append(self)
 
     @property
@@ -72,6 +81,11 @@ def nothing_is_left_running() -> Iterator[None]:
     finally:
         while _STARTED:
             _STARTED.pop().kill()
+
+
+def command_of(*words: str) -> list[str]:
+    """The command that runs a module of ours: `prony run`, `locust -f`."""
+    return [sys.executable, "-m", *words]
 
 
 def locust(

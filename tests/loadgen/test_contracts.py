@@ -8,13 +8,13 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.loadgen.replay_server import DONE, FINISH, Peer, chunked, event, serving
 from tests.loadgen.test_probe import answer
+from tests.starting import run_program
 
 from prony_loadgen.folder import RunFolder
 from prony_loadgen.record import RequestRecord
@@ -31,10 +31,8 @@ def prony_run(
     environ.pop("OPENAI_API_KEY", None)
     if key is not None:
         environ["OPENAI_API_KEY"] = key
-    command = [sys.executable, "-m", "prony", "run", "chat", "--target", url, "--out", str(out)]
-    done = subprocess.run(
-        [*command, *SHORT, *options], env=environ, capture_output=True, text=True, check=False
-    )
+    command = ["run", "chat", "--target", url, "--out", str(out), *SHORT, *options]
+    done = run_program("prony", *command, environ=environ)
     if not (out / "run.json").exists():
         return done, {}, []
     folder = RunFolder(out)
@@ -188,3 +186,34 @@ def test_a_refusal_that_nothing_helps_against_is_told_as_it_is(tmp_path: Path) -
         done, _, records = prony_run(server.url, tmp_path / "run")
     assert (done.returncode, records) == (2, [])
     assert "Extra inputs are not permitted: model" in done.stderr
+
+
+class Reasoning(Strict):
+    """As OpenAI answers for its reasoning models: in these words, with this one name."""
+
+    def __call__(self, peer: Peer, asked: bytes) -> None:
+        if asked.startswith(b"POST") and "max_tokens" in body_of(asked):
+            why = (
+                "Unsupported parameter: 'max_tokens' is not supported with this model. "
+                "Use 'max_completion_tokens' instead."
+            )
+            told = {"error": {"message": why, "code": "unsupported_parameter"}}
+            peer.send(answer("400 Bad Request", json.dumps(told).encode()))
+        else:
+            super().__call__(peer, asked)
+
+
+@pytest.mark.parametrize("fields", [(), ("stream_options",)])
+def test_a_limit_of_tokens_that_goes_by_another_name_is_sent_by_it(
+    tmp_path: Path, fields: tuple[str, ...]
+) -> None:
+    with serving(Reasoning(*fields)) as server:
+        done, run, records = prony_run(server.url, tmp_path / "run")
+        bodies = [body_of(asked) for asked in server.requests if asked.startswith(b"POST")]
+    assert [record.outcome for record in records] == ["ok"] * 4, done.stderr
+    assert "refuses max_tokens, so it is sent as max_completion_tokens" in done.stdout
+    assert run["target"]["renamed"] == {"max_tokens": "max_completion_tokens"}
+    assert run["target"]["left_out"] == list(fields)
+    assert [body["max_completion_tokens"] for body in bodies[-4:]] == [2] * 4
+    # It is asked once how it wants it, and from then on everything goes so.
+    assert sum("max_tokens" in body for body in bodies) == 1

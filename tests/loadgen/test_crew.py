@@ -12,7 +12,7 @@ import pytest
 from tests.loadgen.fake_server import FakeServer
 from tests.loadgen.test_session import FakeJudge, scenario
 
-from prony_loadgen.crew import Crew
+from prony_loadgen.crew import SILENT, Crew
 from prony_loadgen.endpoint import reach
 from prony_loadgen.folder import RunFolder
 from prony_loadgen.job import DONE, READY, TICK, job_of
@@ -153,7 +153,7 @@ def test_a_worker_that_gives_no_sign_of_life_ends_the_wait_for_it(
 
 def test_one_that_was_only_busy_is_taken_back(tmp_path: Path, server: FakeServer) -> None:
     post = Post()
-    _, over = crew_at(server, tmp_path / "out", post, FakeJudge(), duration="6s")
+    _, over = crew_at(server, tmp_path / "out", post, FakeJudge(), duration="3s")
 
     def away() -> None:
         post.alive.discard("w1")
@@ -166,6 +166,40 @@ def test_one_that_was_only_busy_is_taken_back(tmp_path: Path, server: FakeServer
     # What it said while nobody heard it is gone, and that is told.
     lost = run["workers"][1]["lost"]
     assert lost is None or re.fullmatch(r"message \d+ of its records never came", lost)
+
+
+def test_a_worker_that_lives_and_says_nothing_of_its_part_is_lost(
+    tmp_path: Path, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prony_loadgen.crew.SILENT_AFTER", 2.5)
+
+    def silent(kind: str, worker: str, message: dict[str, Any]) -> bool:
+        return kind in (TICK, DONE) and worker == "w1"
+
+    _, over = crew_at(server, tmp_path / "out", Post(silent), FakeJudge(), duration="1s")
+    assert over.wait(30)
+    run = run_of(tmp_path / "out")
+    assert run["workers"][1]["lost"] == SILENT
+    assert run["schedule"]["dropped"] == 25
+
+
+@pytest.mark.parametrize("breaks", ["settings_of", "Load"])
+def test_a_worker_that_breaks_before_its_part_is_named_at_once(
+    breaks: str, tmp_path: Path, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("a key of another version")
+
+    monkeypatch.setattr(f"prony_loadgen.worker.{breaks}", broken)
+    if breaks == "settings_of":
+        with pytest.raises(FileError, match=r"worker 0 .*'a key of another.*another version of"):
+            crew_at(server, tmp_path / "out", Post(), FakeJudge())
+        return
+    _, over = crew_at(server, tmp_path / "out", Post(), FakeJudge(), duration="100s")
+    assert over.wait(20)
+    run = run_of(tmp_path / "out")
+    assert [worker["ended_early"] for worker in run["workers"]] == [True, True]
+    assert next(iter(RunFolder(tmp_path / "out").records()), None) is None
 
 
 def test_a_worker_that_would_send_something_else_is_refused(

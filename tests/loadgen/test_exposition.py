@@ -12,7 +12,7 @@ def value(text: str, name: str) -> float:
     return found
 
 
-def test_names_with_colons_and_quoted_utf_8_names_are_names() -> None:
+def test_g07_names_with_colons_and_quoted_utf_8_names_are_names() -> None:
     page = read_page('vllm:x{model_name="a"} 1\n{"gen_ai.y",model="b"} 2\n{"gen_ai.z"} 3\n')
     assert page.samples["vllm:x"] == [({"model_name": "a"}, 1.0)]
     assert page.samples["gen_ai.y"] == [({"model": "b"}, 2.0)]
@@ -20,7 +20,7 @@ def test_names_with_colons_and_quoted_utf_8_names_are_names() -> None:
     assert page.skipped == 0
 
 
-def test_a_page_of_another_server_with_everything_odd_in_it_gives_what_it_has() -> None:
+def test_g15_a_page_of_another_server_with_everything_odd_in_it_gives_what_it_has() -> None:
     text = "\n".join(
         [
             "# TYPE a summary",

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prony_loadgen import scrape
-from prony_loadgen.scrape import GIVE_UP, Scraped, Scraper
+from prony_loadgen.scrape import GIVE_UP, Scraped, Scraper, telling
 from prony_loadgen.target import parse_target
 
 
@@ -77,7 +77,7 @@ def test_a_target_without_metrics_is_given_up_with_the_reason() -> None:
     found = scraped(Pages(), wanted=2 * GIVE_UP)
     assert found.pages == ()
     assert found.failed == GIVE_UP
-    assert found.why == f"given up after {GIVE_UP} failures: /prometheus/metrics: HTTP 404"
+    assert found.why == f"given up after {GIVE_UP} failures: /metrics: HTTP 404"
 
 
 def test_a_page_that_is_too_large_is_not_read_to_its_end() -> None:
@@ -93,3 +93,9 @@ def test_a_target_that_is_not_there_only_counts() -> None:
         threading.Event().wait(0.005)
     found = scraper.stop()
     assert found.failed >= 3 and found.pages == ()
+
+
+def test_what_a_path_said_is_not_hidden_by_another_that_is_not_there() -> None:
+    told = ["/metrics: no answer within 2 s", "/prometheus/metrics: HTTP 404"]
+    assert telling(told) == told[0]
+    assert telling(["/metrics: HTTP 404", "/prometheus/metrics: HTTP 500"]).endswith("500")

@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from scipy import stats
@@ -21,6 +22,7 @@ RUN = 240.0  # seconds
 Shape = Callable[[float], float]  # how much slower the server is, by the time
 
 
+@cache
 def queue(seed: int, load: float, slower: Shape = lambda at: 1.0) -> Measured:
     """A run against servers that take about a second each, with Poisson arrivals."""
     rng = random.Random(seed)

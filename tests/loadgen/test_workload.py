@@ -215,6 +215,9 @@ class Freezing(FakeServer):
 
     freeze = (float("inf"), float("inf"))
 
+    def freezes_after_a_second(self, load: Load) -> None:
+        self.freeze = (load.session.origin + 1.0, load.session.origin + 1.5)
+
     def words(self, asked: dict[str, Any]) -> list[str]:
         start, end = self.freeze
         if start <= time.monotonic() < end:
@@ -223,22 +226,22 @@ class Freezing(FakeServer):
 
 
 def test_m04_a_freeze_is_felt_by_all_who_come_meanwhile_in_open_loop(tmp_path: Path) -> None:
-    # A twelfth of issue 3's run: 6 s at 50/s with a freeze of 0.5 s.
+    # A twelfth of issue 3's freeze, in 2 s at 50/s.
     arrivals = {"process": "constant", "rate": 50}
     with Freezing() as server:
         wanted = settings_for(
-            server, tmp_path / "out", FakeJudge(), arrivals=arrivals, duration="6s", warmup="0s"
+            server, tmp_path / "out", FakeJudge(), arrivals=arrivals, duration="2s", warmup="0s"
         )
-        began = time.monotonic()
-        server.freeze = (began + 3.0, began + 3.5)
-        drive(wanted)
+        load = drive(wanted, server.freezes_after_a_second)
     folder = RunFolder(tmp_path / "out")
     part = measured(folder.read_run(), folder.records())
     ttfts = [ttft for record in part.records if (ttft := value(record, "ttft")) is not None]
-    assert len(ttfts) == 300
-    # 25 requests came while nothing moved: each waited for what was left of it.
-    waited = sum(ttft > 0.05 for ttft in ttfts)
-    assert 20 <= waited <= 40
+    assert len(ttfts) == 100
+    start, end = (moment - load.session.origin for moment in server.freeze)
+    # 25 requests were due while nothing moved: each waited for what was left of it.
+    waiting = [record for record in part.records if start < record.intended < end]
+    assert 24 <= len(waiting) <= 26
+    assert all(record.intended + (record.ttft or 0.0) >= end - 0.001 for record in waiting)
     worst = percentile(ttfts, 0.99)
     assert worst is not None and worst > 0.4
 
@@ -247,15 +250,15 @@ def test_m04_closed_loop_hardly_sees_it_and_says_that_it_is_closed(tmp_path: Pat
     keys = {"arrivals": {"process": "closed", "users": 2}, "duration": "2s", "warmup": "0s"}
     with Freezing(first_token=0.01) as server:
         wanted = settings_for(server, tmp_path / "out", FakeJudge(), **keys)
-        began = time.monotonic()
-        server.freeze = (began + 1.0, began + 1.5)
-        drive(wanted)
+        load = drive(wanted, server.freezes_after_a_second)
     folder = RunFolder(tmp_path / "out")
     facts = folder.read_run()
     assert facts["loop"] == "closed"
-    ttfts = [r.ttft or 0.0 for r in measured(facts, folder.records()).records]
-    assert sum(ttft > 0.05 for ttft in ttfts) <= 2
-    assert (percentile(ttfts, 0.95) or 1.0) < 0.25
+    records = measured(facts, folder.records()).records
+    end = server.freeze[1] - load.session.origin
+    # Each user waited once, and nobody else came meanwhile: in open loop it was one in four.
+    waited = [r for r in records if r.intended < end <= r.intended + (r.ttft or 0.0)]
+    assert 1 <= len(waited) <= 2 < len(records) / 4
 
 
 def test_a_trace_is_sent_at_its_times_and_lengths(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from prony_server.engine import Engine, EngineConfig, Step
+from prony_server.engine import Engine, EngineConfig, Stats, Step
+from prony_server.generate_engine import GenerateEngine
 from prony_server.sequence import Output, Phases, SamplingParams
 
 BYTES = 256
@@ -59,6 +60,7 @@ class Receiver:
 class Run:
     results: list[Result]
     steps: list[Step]
+    stats: Stats  # at the end
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -77,7 +79,8 @@ def run(
 ) -> Run:
     """All at once; afterwards the engine must have ended well with every block free."""
     steps: list[Step] = []
-    engine = Engine(model, eos_ids, EngineConfig(**config), steps.append)
+    kind = GenerateEngine if config.get("batching") == "generate" else Engine
+    engine = kind(model, eos_ids, EngineConfig(**config), steps.append)
     receiver = Receiver()
     for at, (prompt, params) in enumerate(requests):
         engine.submit(str(at), prompt, params, receiver.emit_for(str(at)))
@@ -85,8 +88,9 @@ def run(
     receiver.wait()
     engine.stop(drain=0.0)
     assert engine.failed is None
-    assert engine.stats().blocks_used == 0
-    return Run(list(receiver.results.values()), steps)
+    stats = engine.stats()
+    assert (stats.blocks_used, stats.running, stats.waiting) == (0, 0, 0)
+    return Run(list(receiver.results.values()), steps, stats)
 
 
 def mixed_prompts(count: int, seed: int = 1, vocabulary: int = BYTES) -> list[list[int]]:

@@ -57,10 +57,12 @@ class LiveServer:
         spans: InMemorySpanExporter,
         signal: Callable[[], None],
         code: Future[int],
+        tasks: Callable[[], int] = lambda: 0,
     ) -> None:
         self.url = url
         self.signal = signal
         self.code = code
+        self.tasks = tasks  # how many the server's event loop has
         self.registry = registry
         self.spans = spans
         parts = urlsplit(url)
@@ -140,8 +142,13 @@ def live_server(**settings: Any) -> Iterator[LiveServer]:
             with suppress(RuntimeError):  # it has ended already
                 loop.call_soon_threadsafe(stop.signalled)
 
+        def tasks() -> int:
+            counted: Future[int] = Future()
+            loop.call_soon_threadsafe(lambda: counted.set_result(len(asyncio.all_tasks(loop))))
+            return counted.result(timeout=60)
+
         def ready(url: str) -> None:
-            started.set_result(LiveServer(url, registry, spans, signal, code))
+            started.set_result(LiveServer(url, registry, spans, signal, code, tasks))
 
         tracer = tracers.get_tracer("test")
         return await run(

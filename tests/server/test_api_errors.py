@@ -38,21 +38,33 @@ def refused(answer: Any, status: int = 400) -> Any:
         *(("top_p", value) for value in (0, 1.5, -0.1)),
         *(("repetition_penalty", value) for value in (0, -1, 1e-300, 1e300, "x")),
         *(("seed", value) for value in (1.5, "7", 2**63)),
-        *(("n", value) for value in (0, 2, "1", True)),
+        *(("n", value) for value in (0, -1, 129, "1", True)),
+        *(("best_of", value) for value in (2, 0)),
+        *(("min_tokens", value) for value in (-1, 1.5, 10**6)),
+        *(("top_k", value) for value in (-2, 1.5, "all")),
+        *(("min_p", value) for value in (-0.1, 1.1, False)),
+        *(("presence_penalty", value) for value in (-2.1, 2.1, "0")),
+        ("frequency_penalty", 10**400),
+        ("frequency_penalty", []),
+        ("stop_token_ids", 5),
+        *(("stop_token_ids", [value]) for value in ("5", -1, True, 260)),
+        ("logit_bias", []),
+        *(("logit_bias", {name: 1}) for name in ("260", "x", "-1")),
+        ("stop", 5),
+        ("stop", ["a", "b", "c", "d", "e"]),
         ("ignore_eos", "yes"),
-        ("stop", ["END"]),
-        ("stop", "END"),
-        ("logprobs", True),
-        ("top_logprobs", 3),
+        ("include_stop_str_in_output", 1),
+        ("logprobs", 1),
+        ("top_logprobs", 21),
+        ("top_logprobs", 3),  # without logprobs: true
+        ("echo", True),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("response_format", {"type": "json_object"}),
-        ("presence_penalty", 0.5),
-        ("logit_bias", {"5": 1}),
-        ("top_k", 40),
+        ("suffix", "x"),
         ("model", 5),
     ],
 )
-def test_a_value_that_cannot_be_acted_on_is_refused_by_name(
+def test_v06_v07_a_value_that_cannot_be_acted_on_is_refused_by_name(
     server: LiveServer, name: str, value: Any, stream: bool
 ) -> None:
     error = refused(server.chat(**{name: value, "stream": stream}))
@@ -60,13 +72,44 @@ def test_a_value_that_cannot_be_acted_on_is_refused_by_name(
     assert error["type"] == "invalid_request_error"
 
 
-def test_an_unknown_parameter_is_refused_with_the_nearest_known_one(server: LiveServer) -> None:
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": [7]}, "stop[0]"),
+        ({"stop": "x" * 1001}, "stop[0]"),
+        ({"stop": ["\ud800"]}, "stop[0]"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"logit_bias": {"5": None}}, "logit_bias.5"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"echo": True, "logprobs": 0}, "echo"),
+        ({"n": 2, "best_of": 3}, "best_of"),
+        ({"n": 3, "best_of": 1}, "best_of"),
+        ({"min_tokens": 17}, "min_tokens"),  # of the 16 of a completion's default
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_by_place(
+    server: LiveServer, body: dict[str, Any], param: str
+) -> None:
+    error = refused(server.complete(**body))
+    assert error["param"] == param and param in error["message"]
+
+
+def test_min_tokens_over_the_context_are_refused_where_there_is_no_other_limit(
+    server: LiveServer,
+) -> None:
+    assert refused(server.chat(min_tokens=250))["param"] == "min_tokens"
+
+
+def test_v14_an_unknown_parameter_is_refused_with_the_nearest_known_one(server: LiveServer) -> None:
     error = refused(server.chat(max_tokns=5))
     assert error["param"] == "max_tokns" and "did you mean 'max_tokens'" in error["message"]
     assert error["code"] == "unknown_parameter"
 
 
-def test_nan_is_not_json_and_not_a_temperature(server: LiveServer) -> None:
+def test_v07_nan_is_not_json_and_not_a_temperature(server: LiveServer) -> None:
     body = b'{"model": "tiny", "prompt": "x", "temperature": NaN}'
     assert "NaN" in refused(server.ask("POST", COMPLETIONS, body, JSON))["message"]
 
@@ -83,17 +126,18 @@ def test_nan_is_not_json_and_not_a_temperature(server: LiveServer) -> None:
         b"5",
         b"\xff\xfe",
         b"[" * 100_000,
+        *(b'{"messages": ' + b"[" * deep + b"]" * deep + b"}" for deep in (940, 960, 980, 9000)),
         b'{"a": 1' + b"0" * 9999,
     ],
 )
-def test_a_body_that_is_no_json_object_is_refused(
+def test_v14_a_body_that_is_no_json_object_is_refused(
     server: LiveServer, path: str, body: bytes
 ) -> None:
     refused(server.ask("POST", path, body, JSON))
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Type": "text/plain"}])
-def test_a_body_of_another_content_type_is_refused(
+def test_v14_a_body_of_another_content_type_is_refused(
     server: LiveServer, headers: dict[str, str]
 ) -> None:
     error = refused(server.ask("POST", CHAT, b"{}", headers), 415)
@@ -127,7 +171,7 @@ def test_a_body_that_is_not_in_the_encoding_it_names_is_refused(server: LiveServ
         ([{"role": "assistant", "content": "", "tool_calls": [{}]}], "messages[0].tool_calls"),
     ],
 )
-def test_messages_are_checked_down_to_the_place(
+def test_v14_messages_are_checked_down_to_the_place(
     server: LiveServer, messages: Any, param: str
 ) -> None:
     error = refused(server.post(CHAT, {"model": "tiny", "messages": messages}))
@@ -157,7 +201,7 @@ def test_prompts_that_cannot_be_read_are_refused(server: LiveServer, prompt: Any
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_over_the_context_is_refused_with_both_numbers(
+def test_v10_a_prompt_over_the_context_is_refused_with_both_numbers(
     server: LiveServer, stream: bool
 ) -> None:
     error = refused(server.complete("x" * 257, max_tokens=1, stream=stream))
@@ -166,7 +210,9 @@ def test_a_prompt_over_the_context_is_refused_with_both_numbers(
     assert refused(server.chat("x" * 300, stream=stream))["param"] == "messages"
 
 
-def test_prompt_and_output_together_may_fill_the_context_exactly(server: LiveServer) -> None:
+def test_v06_v10_prompt_and_output_together_may_fill_the_context_exactly(
+    server: LiveServer,
+) -> None:
     assert server.complete("x" * 255, max_tokens=1).json["usage"]["total_tokens"] == 256
     assert refused(server.complete("x" * 256, max_tokens=1))["code"] == "context_length_exceeded"
     error = refused(server.complete("x", max_tokens=10**9))
@@ -193,7 +239,9 @@ def test_stream_options_are_checked(
     assert refused(server.chat(**options))["param"] == param
 
 
-def test_a_model_that_is_not_served_is_404_and_names_the_one_that_is(server: LiveServer) -> None:
+def test_v14_a_model_that_is_not_served_is_404_and_names_the_one_that_is(
+    server: LiveServer,
+) -> None:
     error = refused(server.chat(model="gpt-9"), 404)
     assert error["code"] == "model_not_found" and error["param"] == "model"
     assert "gpt-9" in error["message"] and "tiny" in error["message"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 from opentelemetry.trace import NoOpTracer
 from prometheus_client import CollectorRegistry
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prony_server.engine import EngineStopped
 from prony_server.limits import Limits
 from prony_server.routes import Backend, Service
-from prony_server.sequence import FinishReason, Output, Phases, SamplingParams
+from prony_server.sequence import FinishReason, Output, Phases, SamplingParams, TokenLogprobs
 from prony_server.streams import Bridge
 from prony_server.telemetry import ServerMetrics
 from prony_server.tiny import tiny_tokenizer
@@ -33,7 +34,8 @@ class ScriptedEngine:
     failed: BaseException | None = None
     limits: Limits = LIMITS
     flush: Callable[[], None] = lambda: None
-    aborted: list[str] = field(default_factory=list)
+    aborted: list[tuple[str, FinishReason]] = field(default_factory=list)
+    logprobs: bool = False  # every token is as likely as can be, and has two alternatives
 
     def submit(
         self, request_id: str, prompt: Any, params: SamplingParams, emit: Callable[[Output], None]
@@ -41,11 +43,13 @@ class ScriptedEngine:
         if self.failed is not None:
             raise EngineStopped("the engine has failed")
         for tokens, reason, error in self.script:
-            emit(Output(request_id, tuple(tokens), reason, error, Phases(0.0)))
+            told = TokenLogprobs(0.0, ((ord("y"), -1.0), (0xE4, -2.0)))
+            logprobs = (told,) * len(tokens) if self.logprobs else ()
+            emit(Output(request_id, tuple(tokens), reason, error, Phases(0.0), logprobs))
             self.flush()
 
-    def abort(self, request_id: str) -> None:
-        self.aborted.append(request_id)
+    def abort(self, request_id: str, reason: FinishReason = "abort") -> None:
+        self.aborted.append((request_id, reason))
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def a_token_a_step(text: str, reason: FinishReason) -> list[Said]:
     return [*steps, (b"", reason, None)]
 
 
-def test_an_emoji_made_of_four_tokens_arrives_in_one_chunk() -> None:
+def test_v09_an_emoji_made_of_four_tokens_arrives_in_one_chunk() -> None:
     engine = ScriptedEngine(a_token_a_step("é中😀", "stop"))
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, finish, usage, done = events(ask(engine, stream=True, stream_options=options))
@@ -111,13 +115,136 @@ def test_an_emoji_made_of_four_tokens_arrives_in_one_chunk() -> None:
     assert usage["usage"]["completion_tokens"] == 9
 
 
-def test_an_answer_cut_inside_a_character_ends_alike_streamed_and_whole() -> None:
+def test_v09_an_answer_cut_inside_a_character_ends_alike_streamed_and_whole() -> None:
     script: list[Said] = [(b"a", None, None), ("😀".encode()[:2], "length", None)]
     *chunks, _ = events(ask(ScriptedEngine(script), stream=True))
     text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
     whole = json.loads(ask(ScriptedEngine(script), stream=False).body)
     assert text == whole["choices"][0]["text"] == "a\N{REPLACEMENT CHARACTER}"
     assert whole["usage"]["completion_tokens"] == 3
+
+
+def texts(seen: Seen) -> list[str]:
+    """Of a stream's chunks, without the empty one that brings the reason."""
+    return [text for e in events(seen)[:-1] if (text := e["choices"][0]["text"])]
+
+
+FOO: list[Said] = [(b"foo", None, None), (b"END", None, None), (b"OF", None, None)]
+
+
+def test_v08_a_stop_string_over_several_tokens_is_not_told_and_its_tokens_count() -> None:
+    engine = ScriptedEngine([*FOO, (b"x", None, None)])
+    options = {"include_usage": True}
+    seen = ask(engine, stream=True, stop="ENDOF", stream_options=options)
+    *chunks, finish, usage, done = events(seen)
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["foo"]
+    assert finish["choices"][0]["finish_reason"] == "stop" and done == "[DONE]"
+    assert usage["usage"]["completion_tokens"] == 8  # none of x, which came too late
+    assert engine.aborted[0][1] == "stop"
+    [choice] = json.loads(ask(ScriptedEngine(FOO), stop=["nothing", "ENDOF"]).body)["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("foo", "stop")
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ([*FOO, (b"x", "length", None)], ["foo", "ENDOFx"]),  # released when it cannot match
+        ([*FOO, (b"", "stop", None)], ["foo", "ENDOF"]),  # flushed at the end
+        ([(b"foo", None, None), (b"EN", "length", None)], ["foo", "EN"]),
+    ],
+)
+def test_v08_what_was_held_back_for_a_stop_string_that_never_comes_is_told(
+    script: list[Said], told: list[str]
+) -> None:
+    stop = "ENDOF!" if len(script) > 2 else "END"
+    assert "".join(texts(ask(ScriptedEngine(script), stream=True, stop=[stop]))) == "".join(told)
+    whole = json.loads(ask(ScriptedEngine(script), stop=[stop]).body)
+    assert whole["choices"][0]["text"] == "".join(told)
+    assert whole["choices"][0]["finish_reason"] == script[-1][1]
+
+
+def test_v08_a_stop_string_is_told_where_that_was_asked_for() -> None:
+    seen = ask(ScriptedEngine(FOO), stream=True, stop="ND", include_stop_str_in_output=True)
+    assert "".join(texts(seen)) == "fooEND"
+
+
+def test_v08_before_min_tokens_no_stop_string_counts() -> None:
+    script: list[Said] = [*FOO, (b"fooENDx", "length", None)]
+    body = json.loads(ask(ScriptedEngine(script), stop="END", min_tokens=7).body)
+    assert body["choices"][0]["text"] == "fooENDOFfoo"
+    # The token that completes it is the seventh.
+    body = json.loads(ask(ScriptedEngine(script), stop="DO", min_tokens=7).body)
+    assert body["choices"][0]["text"] == "fooEN"
+
+
+def test_v08_a_stop_string_of_part_of_a_characters_bytes_never_splits_it() -> None:
+    script = a_token_a_step("é中END", "length")
+    assert "".join(texts(ask(ScriptedEngine(script), stream=True, stop="中"))) == "é"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_v08_logprobs_tell_nothing_of_a_stop_string(stream: bool) -> None:
+    seen = ask(ScriptedEngine(FOO, logprobs=True), stream=stream, stop="ENDOF", logprobs=2)
+    assert "E" not in "".join(json.dumps(seen.body).split("choices")[1:]).replace("DONE", "")
+    told = [e["choices"][0] for e in events(seen)[:-1]] if stream else []
+    told = told or json.loads(seen.body)["choices"]
+    assert [c["logprobs"]["tokens"] for c in told if c["logprobs"]] == [["f", "o", "o"]]
+
+
+@pytest.mark.parametrize(("stop", "told"), [("oEN", ["f", "o"]), ("中", ["a"]), ("a中", [])])
+def test_v08_logprobs_end_with_the_last_token_that_is_wholly_before_the_stop(
+    stop: str, told: list[str]
+) -> None:
+    script = a_token_a_step("a中b", "length") if "中" in stop else FOO
+    for stream in (True, False):
+        seen = ask(ScriptedEngine(script, logprobs=True), stream=stream, stop=stop, logprobs=0)
+        parts = events(seen)[:-1] if stream else [json.loads(seen.body)]
+        logprobs = [part["choices"][0]["logprobs"] for part in parts]
+        assert [token for each in logprobs if each for token in each["tokens"]] == told
+
+
+def test_logprobs_of_parts_of_a_character_name_their_bytes() -> None:
+    script = a_token_a_step("中", "stop")
+    seen = ask(ScriptedEngine(script, logprobs=True), stream=True, logprobs=2)
+    chunk, _, _ = events(seen)
+    told = chunk["choices"][0]["logprobs"]
+    assert told["tokens"] == ["bytes:\\xe4", "bytes:\\xb8", "bytes:\\xad"]
+    assert told["top_logprobs"][1] == {"y": -1.0, "bytes:\\xe4": -2.0, "bytes:\\xb8": 0.0}
+    assert told["text_offset"] == [0, 0, 0]
+
+
+def test_a_choice_that_stops_does_not_end_the_others() -> None:
+    @dataclass
+    class Different(ScriptedEngine):
+        def submit(self, request_id: str, *rest: Any) -> None:
+            self.script = FOO if request_id.endswith("-1") else [(b"abc", "length", None)]
+            super().submit(request_id, *rest)
+
+    engine = Different([])
+    body = json.loads(ask(engine, stop="END", n=3).body)
+    assert [(c["index"], c["text"], c["finish_reason"]) for c in body["choices"]] == [
+        (0, "abc", "length"),
+        (1, "foo", "stop"),
+        (2, "abc", "length"),
+    ]
+    assert body["usage"]["completion_tokens"] == 12
+    id_, reason = engine.aborted[0]
+    assert (id_[-2:], reason) == ("-1", "stop")
+
+
+def test_an_answer_whose_one_choice_fails_fails_and_the_others_are_given_up() -> None:
+    @dataclass
+    class Failing(ScriptedEngine):
+        def submit(self, request_id: str, *rest: Any) -> None:
+            failed = request_id.endswith("-1")
+            self.script = [(b"a", "error", "no memory")] if failed else [(b"b", None, None)]
+            super().submit(request_id, *rest)
+
+    engine = Failing([])
+    *_, last = events(ask(engine, stream=True, n=3))
+    assert last["error"]["message"] == "no memory"
+    assert {id_[-2:] for id_, _ in engine.aborted} == {"-0", "-1", "-2"}
+    assert ask(Failing([]), n=3).status == 500
 
 
 def test_an_answer_of_no_tokens_is_a_finished_one() -> None:

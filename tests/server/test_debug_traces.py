@@ -9,7 +9,7 @@ from tests.server.live_server import LiveServer, live_server
 from prony_server.trace_ring import SPANS, TraceRing
 from prony_server.waterfall import Span, as_chrome, as_page, as_text, in_order
 
-PHASES = ("tokenize", "queue", "prefill", "decode")
+PHASES = ("receive", "tokenize", "queue", "prefill", "decode", "deliver")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,8 @@ def test_an_exemplar_of_a_bucket_leads_to_the_requests_waterfall(server: LiveSer
     assert text.status == 200
     lines = text.body.decode().splitlines()
     assert lines[0].startswith(f"trace {trace_id}: ")
-    assert [line.split()[0] for line in lines[1:]] == ["chat", *PHASES[:3], "decode", "detokenize"]
+    names = ["chat", *PHASES[:5], "detokenize", "deliver"]
+    assert [line.split()[0] for line in lines[1:]] == names
 
 
 def test_the_traces_are_guarded_like_the_api_and_an_unknown_one_is_404(server: LiveServer) -> None:

@@ -1,10 +1,11 @@
 """Whatever the engine does with a request, its tokens are those of the model alone."""
 
+import random
 from typing import Any
 
 import pytest
 import torch
-from tests.server.engine_runs import Run, generated, greedy, mixed_prompts, run
+from tests.server.engine_runs import BYTES, Run, generated, greedy, mixed_prompts, run
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -21,8 +22,20 @@ from prony_server.tiny import tiny_model
 
 torch.set_num_threads(1)
 
-PROMPTS = mixed_prompts(32)
-LENGTHS = [8 + at for at in range(32)]
+REQUESTS = 64
+
+
+def prompts_of_which_half_begin_alike() -> list[list[int]]:
+    rng = random.Random(5)
+    beginnings = [[rng.randrange(BYTES) for _ in range(length)] for length in (100, 100, 70, 40)]
+    tails = [[rng.randrange(BYTES) for _ in range(rng.randrange(20))] for _ in range(REQUESTS // 2)]
+    alike = [beginnings[at % 4] + tail for at, tail in enumerate(tails)]
+    mixed = mixed_prompts(REQUESTS // 2)
+    return [prompt for pair in zip(mixed, alike, strict=True) for prompt in pair]
+
+
+PROMPTS = prompts_of_which_half_begin_alike()
+LENGTHS = [4 + at // 2 for at in range(REQUESTS)]
 SMALL: dict[str, Any] = {
     "vocab_size": 256,
     "hidden_size": 64,
@@ -61,26 +74,54 @@ def expected() -> list[list[int]]:
     return [generated(model, p, n) for p, n in zip(PROMPTS, LENGTHS, strict=True)]
 
 
-def run_greedy(**config: Any) -> Run:
-    requests = [(p, greedy(n)) for p, n in zip(PROMPTS, LENGTHS, strict=True)]
-    return run(tiny_model(), requests, **config)
+def run_greedy(requests: int = REQUESTS, **config: Any) -> Run:
+    work = list(zip(PROMPTS, LENGTHS, strict=True))[:requests]
+    return run(tiny_model(), [(prompt, greedy(tokens)) for prompt, tokens in work], **config)
 
 
 @pytest.mark.parametrize("batching", ["continuous", "static"])
-def test_32_mixed_requests_equal_generate(batching: str, expected: list[list[int]]) -> None:
+def test_64_mixed_requests_equal_generate(batching: str, expected: list[list[int]]) -> None:
     done = run_greedy(batching=batching)
     assert done.tokens == expected
     assert {result.reason for result in done.results} == {"length"}
+    assert done.stats.prefix_queries == sum(map(len, PROMPTS))
+    assert done.stats.prefix_hits > 500
 
 
-def test_prompts_in_chunks_equal_generate(expected: list[list[int]]) -> None:
-    done = run_greedy(max_num_batched_tokens=17)
+@pytest.mark.parametrize("batching", ["none", "generate"])
+def test_requests_one_at_a_time_equal_generate(batching: str, expected: list[list[int]]) -> None:
+    done = run_greedy(16, batching=batching)
+    assert done.tokens == expected[:16]
+    assert {step.batch_size for step in done.steps} == {1}
+
+
+def test_without_the_prefix_cache_they_equal_generate(expected: list[list[int]]) -> None:
+    done = run_greedy(prefix_caching=False)
+    assert done.tokens == expected
+    assert (done.stats.prefix_hits, done.stats.blocks_cached) == (0, 0)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+def test_prompts_in_chunks_equal_generate(block_size: int, expected: list[list[int]]) -> None:
+    done = run_greedy(max_num_batched_tokens=17, block_size=block_size)
     assert done.tokens == expected
     assert max(step.prefill_tokens + step.decode_tokens for step in done.steps) == 17
+    assert done.stats.prefix_hits > 500
+    cached = [result.phases.cached_tokens for result in done.results if result.phases]
+    assert sum(cached) == done.stats.prefix_hits
+    assert all(tokens % block_size == 0 for tokens in cached)
 
 
-@pytest.mark.parametrize("batching", ["continuous", "static"])
-@pytest.mark.parametrize(("block_size", "blocks"), [(1, 200), (16, 13), (5, 40)])
+@pytest.mark.parametrize(
+    ("batching", "block_size", "blocks"),
+    [
+        ("continuous", 1, 200),
+        ("continuous", 16, 13),
+        ("continuous", 64, 4),
+        ("static", 16, 13),
+        ("static", 5, 40),
+    ],
+)
 def test_preempted_requests_equal_generate(
     batching: str, block_size: int, blocks: int, expected: list[list[int]]
 ) -> None:
@@ -131,18 +172,21 @@ def sampled(seed: int) -> SamplingParams:
     )
 
 
-def test_a_seeded_request_gives_the_same_text_alone_and_in_any_batch() -> None:
-    prompts = mixed_prompts(12, seed=4)
+def test_a_seeded_request_gives_the_same_text_alone_and_in_any_batch_of_32() -> None:
+    prompts = mixed_prompts(32, seed=4)
     requests = [(prompt, sampled(at)) for at, prompt in enumerate(prompts)]
     model = tiny_model()
-    alone = [run(model, [request]).tokens[0] for request in requests]
+    alone = run(model, requests, batching="none")
     together = run(model, requests)
+    assert {step.batch_size for step in alone.steps} == {1}
+    assert max(step.batch_size for step in together.steps) == 32
     # Unfinished chunks, and tokens computed again after a preemption, must draw no number.
     in_chunks = run(model, requests, max_num_batched_tokens=17)
     preempted = run(model, requests, max_num_batched_tokens=17, block_size=4, num_gpu_blocks=40)
     assert preempted.preemptions > 0
-    assert together.tokens == in_chunks.tokens == preempted.tokens == alone
-    assert len({tuple(tokens) for tokens in alone}) == 12
+    assert together.tokens == in_chunks.tokens == preempted.tokens == alone.tokens
+    assert run(tiny_model(), requests[:8], batching="generate").tokens == alone.tokens[:8]
+    assert len({tuple(tokens) for tokens in alone.tokens}) == 32
 
 
 def test_without_a_seed_every_request_differs() -> None:

@@ -10,7 +10,7 @@ import torch
 from tests.server.engine_runs import Receiver, generated, greedy, like, run
 from transformers import LlamaForCausalLM
 
-from prony_server.engine import Engine, EngineConfig, EngineStopped, RequestTooLong, Step
+from prony_server.engine import Engine, EngineConfig, EngineStopped, QueueFull, RequestTooLong, Step
 from prony_server.sequence import Output, SamplingParams
 from prony_server.tiny import tiny_model
 
@@ -120,6 +120,53 @@ def test_an_abort_ends_a_running_and_a_waiting_request_and_frees_their_blocks() 
         assert engine.stats().blocks_used == 0
 
 
+def test_20_requests_at_once_at_a_queue_of_4_and_one_place_5_are_taken() -> None:
+    engine = Engine(tiny_model(), frozenset(), EngineConfig(max_num_seqs=1, max_queue=4))
+    receiver = Receiver()
+    refused = 0
+    for at in range(20):
+        try:
+            engine.submit(str(at), [1, 2], greedy(3), receiver.emit_for(str(at)))
+        except QueueFull as error:
+            refused += 1
+            del receiver.results[str(at)]
+            assert "the queue is full: 4 requests wait already" in str(error)
+        assert engine.stats().waiting <= 4
+    assert refused == 15
+    engine.start()
+    receiver.wait()
+    engine.stop(drain=0.0)
+    assert {result.reason for result in receiver.results.values()} == {"length"}
+
+
+def test_a_queue_of_0_refuses_who_finds_no_place_and_takes_the_next_when_there_is_one() -> None:
+    with running(max_num_seqs=2, max_queue=0) as engine:
+        receiver = Receiver()
+        for name in ("a", "b"):
+            engine.submit(name, [1], LONG, receiver.emit_for(name))
+        with pytest.raises(QueueFull):
+            engine.submit("c", [1], LONG, print)
+        engine.abort("a")
+        receiver.wait(lambda: receiver.results["a"].reason is not None)
+        engine.submit("c", [1], greedy(1), receiver.emit_for("c"))
+        engine.abort("b")
+        receiver.wait()
+        assert receiver.results["c"].reason == "length"
+
+
+def test_a_static_batch_that_gathers_is_no_queue() -> None:
+    config = EngineConfig(max_num_seqs=3, max_queue=1, batching="static")
+    engine = Engine(tiny_model(), frozenset(), config)
+    receiver = Receiver()
+    for at in range(4):
+        engine.submit(str(at), [1], greedy(3), receiver.emit_for(str(at)))
+    with pytest.raises(QueueFull):
+        engine.submit("4", [1], greedy(3), print)
+    engine.start()
+    receiver.wait()
+    engine.stop(drain=0.0)
+
+
 def test_an_abort_between_two_chunks_of_a_prompt_frees_its_blocks() -> None:
     receiver = Receiver()
     steps: list[Step] = []
@@ -170,6 +217,41 @@ def test_nan_logits_end_one_request_and_reach_nobody_through_reused_blocks() -> 
     assert clean.tokens == generated(tiny_model(), [1, 2], 5)
 
 
+def test_nan_that_a_prompt_left_half_computed_reaches_nobody() -> None:
+    # Aborted between its chunks: its blocks hold NaN that no logits have shown.
+    model = like(NaNAfterPoison, tiny_model())
+    receiver = Receiver()
+
+    def on_step(step: Step) -> None:
+        engine.abort("poisoned")
+
+    with running(model, on_step, max_num_batched_tokens=8, num_gpu_blocks=2) as engine:
+        engine.submit("poisoned", [POISON] * 24, greedy(5), receiver.emit_for("poisoned"))
+        receiver.wait()
+        assert receiver.results["poisoned"].reason == "abort"
+        engine.submit("clean", [1, 2], greedy(20), receiver.emit_for("clean"))
+        receiver.wait()
+    assert receiver.results["clean"].tokens == generated(tiny_model(), [1, 2], 20)
+
+
+def test_a_poisoned_request_leaves_what_it_shares_with_others_as_it_was() -> None:
+    shared = list(range(20, 52))
+    receiver = Receiver()
+    results = receiver.results
+    with running(like(NaNAfterPoison, tiny_model()), num_gpu_blocks=8) as engine:
+        engine.submit("first", shared, greedy(30), receiver.emit_for("first"))
+        receiver.wait(lambda: bool(results["first"].tokens))
+        # It finds two blocks of the first, which goes on; the third is its own.
+        engine.submit("poisoned", [*shared, POISON], greedy(5), receiver.emit_for("poisoned"))
+        receiver.wait()
+        engine.submit("later", [*shared, 1], greedy(9), receiver.emit_for("later"))
+        receiver.wait()
+        assert engine.stats().prefix_hits == 64
+    assert results["poisoned"].reason == "error"
+    assert results["first"].tokens == generated(tiny_model(), shared, 30)
+    assert results["later"].tokens == generated(tiny_model(), [*shared, 1], 9)
+
+
 def test_a_sampled_request_with_nan_logits_fails_alone_in_its_batch() -> None:
     nucleus = SamplingParams(5, top_p=0.5, seed=1)
     model = like(NaNAfterPoison, tiny_model())
@@ -177,23 +259,39 @@ def test_a_sampled_request_with_nan_logits_fails_alone_in_its_batch() -> None:
     assert [result.reason for result in done.results] == ["error", "length", "length"]
 
 
-def test_out_of_memory_makes_the_step_smaller_and_all_requests_finish() -> None:
+def test_out_of_memory_halves_the_step_is_counted_and_all_requests_finish() -> None:
     prompts = [[at] * 30 for at in range(10, 16)]
     expected = [generated(tiny_model(), prompt, 10) for prompt in prompts]
     model = like(Cramped, tiny_model())
-    # 32 tokens do not fit into the room for 20, half of them do.
-    done = run(model, [(prompt, greedy(10)) for prompt in prompts], max_num_batched_tokens=32)
+    # 50 and 25 tokens do not fit into the room for 20, a quarter of the 50 does.
+    requests = [(prompt, greedy(10)) for prompt in prompts]
+    done = run(model, requests, max_num_batched_tokens=50, num_gpu_blocks=200)
     assert done.tokens == expected
-    assert done.preemptions > 0
-    assert max(step.prefill_tokens + step.decode_tokens for step in done.steps) == 16
+    assert done.stats.out_of_memory == 2
+    assert done.preemptions == 0
+    assert max(step.prefill_tokens + step.decode_tokens for step in done.steps) == 12
 
 
-def test_out_of_memory_twice_ends_only_that_steps_requests() -> None:
-    requests = [([at] * 30, greedy(3)) for at in range(10, 13)]
-    done = run(like(Cramped, tiny_model()), requests, max_num_batched_tokens=100, max_num_seqs=1)
-    # 100 tokens' budget takes 30; half of it still takes 30; a quarter, on the third try, 25.
-    assert [result.reason for result in done.results] == ["error", "error", "length"]
-    assert "CUDA out of memory" in (done.results[0].error or "")
+def test_a_step_that_finds_no_memory_for_one_token_ends_its_request_and_the_engine_lives() -> None:
+    with running(like(Cramped, tiny_model()), max_num_seqs=2, num_gpu_blocks=9) as engine:
+        receiver = Receiver()
+        engine._runner.model.room = 0
+        for name in ("a", "b"):
+            engine.submit(name, [1] * 30, greedy(5), receiver.emit_for(name))
+        receiver.wait()
+        for result in receiver.results.values():
+            assert (result.reason, result.tokens) == ("error", [])
+            assert "CUDA out of memory" in (result.error or "")
+        engine._runner.model.room = 20
+        engine.submit("c", [1] * 30, greedy(5), receiver.emit_for("c"))
+        receiver.wait()
+        assert receiver.results["c"].tokens == generated(tiny_model(), [1] * 30, 5)
+        assert engine.failed is None
+
+
+def test_a_model_without_memory_for_the_largest_step_is_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="a step of max_num_batched_tokens 512, by 32 of max_num_"):
+        Engine(like(Cramped, tiny_model()), frozenset(), EngineConfig())
 
 
 def test_a_receiver_that_breaks_loses_its_own_request_only() -> None:

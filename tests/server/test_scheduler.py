@@ -1,6 +1,6 @@
-"""The scheduler and its blocks without a model: computing a batch is moving `computed` on."""
+"""Who is computed when, which blocks they hold, and that everybody's turn comes."""
 
-import random
+import math
 import subprocess
 import sys
 from typing import Any
@@ -8,51 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.server.scheduler_runs import compute, numbers, scheduler, sequence
 
 from prony_server.blocks import BlockPool
-from prony_server.scheduler import Batch, Scheduler, is_last
-from prony_server.sequence import Phases, SamplingParams, Sequence
-
-CONTEXT = 1000
-
-
-def scheduler(
-    blocks: int = 100, block_size: int = 4, seqs: int = 8, budget: int = 50, **others: Any
-) -> Scheduler:
-    return Scheduler(BlockPool(blocks, block_size, seqs, CONTEXT), seqs, budget, **others)
-
-
-def sequence(number: int, prompt: int, output: int = 10, arrived: float = 0.0) -> Sequence:
-    return Sequence(
-        str(number),
-        number,
-        [0] * prompt,
-        prompt,
-        SamplingParams(output),
-        print,
-        random.Random(0),
-        Phases(arrived),
-    )
-
-
-def compute(scheduler: Scheduler, batch: Batch) -> list[Sequence]:
-    """Moves all on as the engine does, each at its end by a token; returns who finished."""
-    sampled = [*batch.singles, *(s for s, length in batch.chunks if is_last(s, length))]
-    for each in batch.singles:
-        each.computed += 1
-    for each, length in batch.chunks:
-        each.computed += length
-    finished = []
-    for each in sampled:
-        each.tokens.append(0)
-        if len(each.tokens) - each.prompt_length == each.params.max_tokens:
-            scheduler.remove(each)
-            finished.append(each)
-    return finished
-
-
-def numbers(batch: Batch) -> tuple[list[int], list[tuple[int, int]]]:
-    return [s.number for s in batch.singles], [(s.number, n) for s, n in batch.chunks]
+from prony_server.scheduler import Scheduler
+from prony_server.sequence import Sequence
 
 
 def test_prompts_are_cut_to_the_budget_and_decodes_go_before_them() -> None:
@@ -107,7 +67,7 @@ def test_the_youngest_is_preempted_and_comes_back_first_with_all_its_tokens() ->
     assert len(young.tokens) == 9
 
 
-def test_a_long_prompt_at_the_head_is_not_overtaken_for_ever() -> None:
+def test_v13_a_long_prompt_at_the_head_is_not_overtaken_for_ever() -> None:
     work = scheduler(blocks=10, block_size=4, budget=50)
     work.add(sequence(0, prompt=4, output=3))
     work.add(sequence(1, prompt=39, output=2))
@@ -118,6 +78,66 @@ def test_a_long_prompt_at_the_head_is_not_overtaken_for_ever() -> None:
         entered += [n for n, _ in numbers(batch)[1]]
         compute(work, batch)
     assert entered == [0, 1, 2]
+
+
+def first_tokens(work: Scheduler, coming: dict[int, list[Sequence]], steps: int) -> dict[int, int]:
+    """The step of each sequence's first token, while others come at the steps given."""
+    at: dict[int, int] = {}
+    for step in range(steps):
+        for each in coming.get(step, ()):
+            work.add(each)
+        batch = work.schedule(float(step))
+        waited = [each for each in batch.sequences if each.number not in at]
+        compute(work, batch)
+        at |= {each.number: step for each in waited if len(each.tokens) > each.prompt_length}
+    return at
+
+
+def test_v13_20_short_prompts_behind_a_long_one_do_not_wait_for_it() -> None:
+    work = scheduler(blocks=5000, seqs=32, budget=64)
+    short = [sequence(number, prompt=10, output=2) for number in range(1, 21)]
+    began = first_tokens(work, {0: [sequence(0, prompt=980, output=2), *short]}, steps=40)
+    # Half of 64 tokens a step is theirs, less what those decode that have begun: 200 take 7 steps.
+    assert max(began[each.number] for each in short) <= 7
+    # All 1,180 tokens of prompts, and the decodes, in steps of 64.
+    assert began[0] == 18
+
+
+def test_v13_a_long_prompt_among_ever_new_short_ones_gets_half_of_each_step() -> None:
+    work = scheduler(blocks=5000, seqs=32, budget=64)
+    # More comes at each step than it can hold.
+    coming = {
+        step: [sequence(100 * step + n, prompt=16, output=2) for n in range(1, 6)]
+        for step in range(100)
+    }
+    coming[3].insert(0, sequence(300, prompt=900, output=2))
+    began = first_tokens(work, coming, steps=60)
+    # Those before it, then 900 tokens by half of what the decodes leave of each 64.
+    assert began[300] <= 3 + 4 + math.ceil(900 / ((64 - 8) / 2))
+
+
+def test_of_long_prompts_the_older_is_done_first_and_a_third_one_waits_for_both() -> None:
+    work = scheduler(blocks=5000, seqs=8, budget=50)
+    began = first_tokens(work, {0: [sequence(n, prompt=500, output=2) for n in range(3)]}, steps=40)
+    # No later than if they were computed one by one, but for the decodes between.
+    assert [began[n] for n in range(3)] == [9, 20, 30]
+
+
+def test_v13_every_decode_is_in_every_step_while_8000_tokens_of_a_prompt_are_computed() -> None:
+    pool = BlockPool(3000, 4, 16, 9000)
+    work = Scheduler(pool, 16, max_num_batched_tokens=512)
+    for number in range(8):
+        work.add(sequence(number, prompt=20, output=100))
+    compute(work, work.schedule(0.0))
+    work.add(sequence(8, prompt=8000))
+    chunks: list[int] = []
+    while not chunks or len(work.running[-1].tokens) == 8000:
+        batch = work.schedule(1.0)
+        assert [each.number for each in batch.singles] == list(range(8))
+        chunks += [length for _, length in batch.chunks]
+        compute(work, batch)
+    # So no stream ever waits for more than one step, of one chunk.
+    assert chunks == [504] * 15 + [440]
 
 
 def test_a_static_batch_waits_to_be_full_or_for_its_oldest_to_have_waited() -> None:
@@ -199,13 +219,14 @@ def loads(draw: st.DrawFn) -> dict[str, Any]:
     requests = []
     for _ in range(draw(st.integers(1, 12))):
         prompt = draw(st.integers(1, max(1, room - 1)))
-        requests.append((prompt, draw(st.integers(1, max(1, room - prompt)))))
+        requests.append((prompt, draw(st.integers(1, max(1, room - prompt))), draw(st.booleans())))
     return {
         "blocks": blocks,
         "block_size": block_size,
         "seqs": draw(st.integers(1, 6)),
         "budget": draw(st.integers(1, 20)),
         "batching": draw(st.sampled_from(["continuous", "static"])),
+        "prefix_caching": draw(st.booleans()),
         "requests": requests,
         "aborts": draw(st.sets(st.integers(0, 11), max_size=3)),
         "arrivals": draw(st.lists(st.integers(0, 30), min_size=12, max_size=12)),
@@ -214,32 +235,30 @@ def loads(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=400, deadline=None)
 @given(loads())
-def test_no_block_has_two_owners_and_every_request_finishes(load: dict[str, Any]) -> None:
+def test_no_block_has_two_writers_and_every_request_finishes(load: dict[str, Any]) -> None:
     requests = load.pop("requests")
     aborts = load.pop("aborts")
     arrivals = sorted(load.pop("arrivals")[: len(requests)])
     work = scheduler(**load, static_wait=3.0)
     pool = work.pool
     left = {
-        number: sequence(number, prompt, output, arrived=arrivals[number])
-        for number, (prompt, output) in enumerate(requests)
+        number: sequence(number, prompt, output, arrived=arrivals[number], token=int(kind))
+        for number, (prompt, output, kind) in enumerate(requests)
     }
     coming = list(left.values())
     # Alone and in order, a request takes a step a token at most; preempted ones repeat theirs.
-    most = 50 + 4 * sum(prompt + output for prompt, output in requests) * (len(requests) + 1)
+    most = 50 + 4 * sum(prompt + output for prompt, output, _ in requests) * (len(requests) + 1)
     for now in range(most):
         while coming and coming[0].phases.arrived <= now:
             work.add(coming.pop(0))
-        batch_runs = bool(work.running)
+        before = list(work.running)
         batch = work.schedule(float(now))
 
-        entered = [each for each in work.running if each.phases.scheduled == now]
-        assert not (entered and batch_runs and work.batching == "static")
+        joined = [each for each in work.running if each not in before]
+        assert not before or not work.static or all(each.phases.preemptions for each in joined)
         assert batch.tokens <= work.budget
         assert len(work.running) <= work.max_num_seqs
-        owned = [block for each in work.running for block in each.blocks]
-        assert len(owned) == len(set(owned))
-        assert len(owned) + pool.num_free == pool.num_blocks
+        check_blocks(work)
         assert len({each.row for each in work.running}) == len(work.running)
         order = [each.number for each in (*work.running, *work.waiting)]
         assert order == sorted(order)
@@ -247,7 +266,9 @@ def test_no_block_has_two_owners_and_every_request_finishes(load: dict[str, Any]
         for each in batch.sequences:
             assert each in work.running
             at = each.row * pool.width
-            assert list(pool.tables[at : at + len(each.blocks)]) == each.blocks
+            row = list(pool.tables[at : at + pool.width])
+            assert row[: len(each.blocks)] == each.blocks
+            assert set(row) <= set(each.blocks), "padding would read the blocks of others"
         for each, length in [*batch.chunks, *((s, 1) for s in batch.singles)]:
             assert each.computed + length <= min(
                 len(each.tokens), len(each.blocks) * pool.block_size
@@ -265,3 +286,20 @@ def test_no_block_has_two_owners_and_every_request_finishes(load: dict[str, Any]
             break
     assert not left
     pool.check_all_free()
+
+
+def check_blocks(work: Scheduler) -> None:
+    """Shared blocks are full and of equal tokens; what is not in use can be had."""
+    pool = work.pool
+    users: dict[int, list[tuple[Sequence, int]]] = {}
+    for each in work.running:
+        for at, block in enumerate(each.blocks):
+            users.setdefault(block, []).append((each, at))
+    for block, together in users.items():
+        contents = set()
+        for each, at in together:
+            end = (at + 1) * pool.block_size
+            assert len(together) == 1 or end <= each.computed, f"block {block} is written by two"
+            contents.add((at, tuple(each.tokens[:end])))
+        assert len(contents) == 1
+    assert len(users) + pool.num_free == pool.num_blocks

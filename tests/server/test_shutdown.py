@@ -117,7 +117,7 @@ def rest(response: http.client.HTTPResponse) -> list[Any]:
     return [each if each == "[DONE]" else json.loads(each) for each in data]
 
 
-def test_running_streams_finish_while_new_requests_are_refused_and_the_exit_code_is_0() -> None:
+def test_v15_running_streams_finish_while_new_requests_are_refused_and_the_exit_code_is_0() -> None:
     with serving(drain_seconds=300) as process, ExitStack() as opened:
         address = process.address
         streams = [opened.enter_context(streaming(address, 800)) for _ in range(3)]
@@ -140,7 +140,7 @@ def test_running_streams_finish_while_new_requests_are_refused_and_the_exit_code
         assert process.ended()[0] == 0
 
 
-def test_streams_over_the_drain_limit_end_with_an_error_event_and_never_look_complete() -> None:
+def test_v15_streams_over_the_drain_limit_end_with_an_error_event_and_never_look_complete() -> None:
     with live_server(drain_seconds=0.1) as server, ExitStack() as opened:
         streams = [opened.enter_context(streaming(server.address, 4000)) for _ in range(3)]
         server.signal()
@@ -153,7 +153,7 @@ def test_streams_over_the_drain_limit_end_with_an_error_event_and_never_look_com
         assert server.code.result(timeout=60) == 0
 
 
-def test_a_second_signal_ends_the_draining_at_once() -> None:
+def test_v15_a_second_signal_ends_the_draining_at_once() -> None:
     with live_server(drain_seconds=600) as server, streaming(server.address, 4000) as stream:
         server.signal()
         wait_until_draining(server.address)
@@ -232,10 +232,14 @@ def test_what_cannot_be_served_is_one_clear_error(setting: dict[str, Any], said:
         ({"model": ""}, "model must be"),
         ({"port": 70000}, "port must lie in 0..65535, got 70000"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
-        ({"batching": "magic"}, "batching must be continuous or static, got 'magic'"),
+        ({"batching": "magic"}, "one of continuous, static, none, generate, got 'magic'"),
+        ({"max_queue": -1}, "max_queue must be 0 or more, got -1"),
+        ({"gpu_memory_utilization": 2.0}, "must be above 0 and at most 1, got 2.0"),
         ({"drain_seconds": -1}, "drain_seconds must be 0 or more, got -1"),
         ({"write_timeout": 0}, "write_timeout must be above 0, got 0"),
         ({"api_key": ""}, "api_key must not be empty"),
+        ({"metric_names": "sglang"}, "metric_names must be prony or vllm, got 'sglang'"),
+        ({"request_log": ""}, "request_log must be a file or '-'"),
     ],
 )
 def test_a_setting_that_cannot_work_is_named(setting: dict[str, Any], said: str) -> None:

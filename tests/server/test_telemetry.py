@@ -1,12 +1,15 @@
 """What a live server tells Prometheus and OpenTelemetry, and that docs/metrics.md says the same."""
 
+import http.client
+import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,15 +18,17 @@ from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
-from tests.server.live_server import LiveServer, live_server
+from tests.server.live_server import JSON, LiveServer, live_server, until
 
-from prony_server.telemetry import GpuCollector
+from prony_server.loop_lag import tell
+from prony_server.stages import STAGES
+from prony_server.telemetry import ServerMetrics
 
 ROOT = Path(__file__).parents[2]
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
-PHASES = ("tokenize", "queue", "prefill", "decode", "detokenize")
+PHASES = ("receive", "tokenize", "queue", "prefill", "decode", "deliver", "detokenize")
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +72,10 @@ def test_every_metric_of_a_live_server_is_documented_and_no_other(server: LiveSe
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = sorted({key for s in family.samples for key in s.labels} - {"le"})
         exported[name] = (family.type, ", ".join(f"`{label}`" for label in labels))
-    needs_gpu = {"prony_gpu_utilization_ratio", "prony_gpu_memory_used_bytes"}
     described = {
         name: (kind, labels)
         for name, (kind, _, labels) in documented("Reference server").items()
-        if name in exported or name not in needs_gpu
+        if name in exported or not name.startswith(("prony_gpu_", "prony_device_"))
     }
     assert exported == described
 
@@ -101,22 +105,108 @@ def test_tokens_and_requests_are_counted_as_usage_counts_them() -> None:
         assert server.metric("prony_requests_finished_total", finish_reason="length") == 3
         assert server.metric("prony_requests_finished_total", finish_reason="stop") == 0
         assert server.metric("prony_request_decode_seconds_count") == 3
+        # The prompt's first block of 16 is computed once.
+        assert server.metric("prony_prefix_cache_hits_total") == 2 * 16
         # The engine's warm-up is nobody's traffic. 3 prompts of 24 and, after each one's first
         # token, what is left of its output.
         # The last answer is out before its step is counted, so this is waited for.
-        server.wait_for("prony_iteration_tokens_sum", 3 * 24 + 100 - 3)
+        server.wait_for("prony_iteration_tokens_sum", 3 * 24 - 2 * 16 + 100 - 3)
+        server.wait_for("prony_inter_token_latency_seconds_count", 100 - 3)
+        server.wait_for("prony_iteration_seconds_count", 3, kind="prefill")
+        server.wait_for("prony_iteration_seconds_count", 100 - 3, kind="decode")
         labels = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "prony"}
         labels["gen_ai_request_model"] = "tiny"
         duration = "gen_ai_server_request_duration_seconds_count"
         server.wait_for(duration, 3, **labels, error_type="")
         for name in ("time_to_first_token", "time_per_output_token"):
             assert server.metric(f"gen_ai_server_{name}_seconds_count", **labels) == 3
+        for name, total in (("prompt", 3 * 24), ("generation", 100)):
+            assert server.metric(f"prony_request_{name}_tokens_sum") == total
+        # Tokenized were all; text is written piece by piece only where it is streamed.
+        for name, count in (("tokenize", 3), ("detokenize", 3), ("write_wait", 2)):
+            assert server.metric(f"prony_request_{name}_seconds_count") == count
         assert server.chat(max_tokens=0).status == 400
         server.wait_for(duration, 1, **labels, error_type="400")
 
 
+def test_the_engines_stages_sum_to_its_loops_wall_time_under_load(server: LiveServer) -> None:
+    """Read while it works: off by what the step under way has spent, so over ever longer times."""
+
+    def told() -> tuple[float, dict[str, float]]:
+        each = {s: server.metric("prony_engine_stage_seconds_total", stage=s) for s in STAGES}
+        return time.monotonic(), {stage: seconds(spent) for stage, spent in each.items()}
+
+    with ExitStack() as streams:
+        for _ in range(4):
+            streams.enter_context(endless_stream(server))
+        start, before = told()
+
+        steps = seconds(server.metric("prony_iteration_tokens_count"))
+
+        def within_two_percent() -> bool:
+            if seconds(server.metric("prony_iteration_tokens_count")) < steps + 200:
+                return False
+            now, after = told()
+            spent = sum(after.values()) - sum(before.values())
+            return abs(spent / (now - start) - 1) < 0.02
+
+        until(within_two_percent, "the stages sum to within 2 % of the time that went by")
+        _, after = told()
+        assert after["forward"] > before["forward"] and after["idle"] == before["idle"]
+
+
+@contextmanager
+def endless_stream(server: LiveServer) -> Iterator[None]:
+    """A request that has its first token, and goes on until the block ends."""
+    connection = http.client.HTTPConnection(*server.address, timeout=60)
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "stream": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), JSON)
+    with closing(connection), connection.getresponse() as response:
+        assert response.read(1)
+        yield
+
+
+def test_a_request_that_the_full_queue_refused_is_counted() -> None:
+    registry = CollectorRegistry()
+    metrics = ServerMetrics(registry, "tiny")
+    for error_type in ("429", "400", ""):
+        metrics.answered("chat", duration=0.1, ttft=None, tpot=None, error_type=error_type)
+    assert registry.get_sample_value("prony_requests_rejected_total") == 1
+
+
+def test_each_watched_thread_has_its_own_processor_time(server: LiveServer) -> None:
+    def used() -> dict[str, float]:
+        return {
+            name: seconds(server.metric("prony_thread_cpu_seconds_total", thread=name))
+            for name in ("engine", "loop")
+        }
+
+    before = used()
+    assert server.chat(max_tokens=200).status == 200
+    after = used()
+    process = seconds(server.metric("process_cpu_seconds_total"))
+    assert 0 < after["engine"] - before["engine"] < process
+    assert 0 < after["loop"] - before["loop"] < process
+
+
+def test_the_moments_that_passed_while_the_loop_was_held_up_are_late_too() -> None:
+    told: list[float] = []
+    due = tell(10.0, 10.26, 0.05, told.append)
+    assert told == pytest.approx([0.26, 0.21, 0.16, 0.11, 0.06, 0.01])
+    assert due == pytest.approx(10.3)
+    assert tell(due, 10.29, 0.05, told.append) == due and len(told) == 6
+
+
+def test_the_event_loop_is_watched_while_the_server_serves(server: LiveServer) -> None:
+    count = seconds(server.metric("prony_event_loop_lag_seconds_count"))
+    until(
+        lambda: seconds(server.metric("prony_event_loop_lag_seconds_count")) > count,
+        "the loop's lag is looked at",
+    )
+
+
 def test_exemplars_lead_from_a_histogram_to_the_trace(server: LiveServer) -> None:
-    traced(server, max_tokens=4)
+    traced(server, max_tokens=64)  # so many that they do not all come at one moment
     text = server.get("/metrics", **OPENMETRICS).body.decode()
     with_exemplar = {line.split("_bucket")[0] for line in text.splitlines() if TRACE in line}
     assert with_exemplar >= {
@@ -146,7 +236,7 @@ def test_a_requests_spans_join_the_clients_trace_and_follow_one_another(
         assert root.start_time and span.start_time and span.end_time and root.end_time
         assert root.start_time <= span.start_time <= span.end_time <= root.end_time
         times[name] = (span.start_time, span.end_time)
-    exclusive = [times[name] for name in PHASES[:4]]
+    exclusive = [times[name] for name in PHASES[:6]]
     assert all(before[1] <= after[0] for before, after in pairwise(exclusive))
     assert times["queue"][1] == times["prefill"][0] and times["prefill"][1] == times["decode"][0]
 
@@ -209,35 +299,6 @@ def test_a_broken_traceparent_starts_a_trace_of_its_own(server: LiveServer, head
     body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
     assert server.post("/v1/completions", body, {"traceparent": header}).status == 200
     assert server.wait_for_spans("text_completion tiny")["text_completion tiny"].parent is None
-
-
-class Nvml:
-    """Two GPUs as pynvml shows them; the second one will not say how busy it is."""
-
-    class NVMLError(Exception):
-        pass
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetUtilizationRates(self, gpu: int) -> SimpleNamespace:
-        if gpu == 1:
-            raise self.NVMLError("not supported")
-        return SimpleNamespace(gpu=73)
-
-    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> SimpleNamespace:
-        return SimpleNamespace(used=(gpu + 1) * 2**30)
-
-
-def test_a_gpu_that_does_not_say_is_absent_and_not_zero() -> None:
-    registry = CollectorRegistry()
-    registry.register(GpuCollector(Nvml()))
-    assert registry.get_sample_value("prony_gpu_utilization_ratio", {"gpu": "0"}) == 0.73
-    assert registry.get_sample_value("prony_gpu_utilization_ratio", {"gpu": "1"}) is None
-    assert registry.get_sample_value("prony_gpu_memory_used_bytes", {"gpu": "1"}) == 2 * 2**30
 
 
 def test_names_can_be_read_without_torch() -> None:

@@ -54,7 +54,7 @@ def test_a_bound_is_the_share_at_which_the_count_has_just_the_allowed_probabilit
 
 
 @given(n=st.integers(1, 3000), limit=st.floats(0.0005, 0.5), confidence=st.floats(0.5, 0.999))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)  # each searches for its edges
 def test_allowed_and_certain_breach_are_the_edges_of_the_undecided(
     n: int, limit: float, confidence: float
 ) -> None:

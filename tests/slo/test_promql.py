@@ -59,7 +59,7 @@ def test_g10_an_empty_answer_and_nan_are_no_data() -> None:
     assert only_value(answered("0.5"), "q") == 0.5
     assert only_value(b'{"data": {"resultType": "scalar", "result": [1, "2"]}}', "q") == 2.0
     assert judged(lambda query, at: None).verdict == "inconclusive"
-    assert judged(None).text.startswith("not collected: name a Prometheus")
+    assert judged(None).text.startswith("not collected: the run kept nothing of its target's")
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b'{"data": {"resultType": "matrix"}}'])

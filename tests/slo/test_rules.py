@@ -93,7 +93,8 @@ def test_a_fast_breach_pages_and_a_slow_one_makes_a_ticket_and_a_kept_promise_ne
                 ],
             }
         )
-    test = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": cases}
+    # Every 5 minutes over 25 hours is enough, and a fifth of the work.
+    test = {"rule_files": ["rules.yml"], "evaluation_interval": "5m", "tests": cases}
     (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
     assert "SUCCESS" in promtool(tmp_path, "test", "rules", "test.yml")
 

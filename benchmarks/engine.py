@@ -1,0 +1,225 @@
+"""What the engine gets out of a model: against static batching, none, and transformers itself.
+
+32 requests at once on a model of SmolLM2-135M's shape in float32 with random weights; prompts and
+outputs lognormal with a median of 64 tokens within 16..256, greedy, ends ignored. In one run: our
+engine with 32 slots (continuous), and with 8 slots (continuous and static, where static waits for
+whole batches); one request at a time over the same path (none); `model.generate` one after the
+other; transformers' own continuous batching with 32 requests a batch. The engine multiplies as
+`prony serve` does, where a faster way than torch's default is there (prony_server.products);
+transformers as it is, and once on our way too.
+
+Then full batches of decodes, each followed in the same process by `F.linear` on all the model's
+weights at the same number of rows: the median of the ratios (step_over_gemm), by wall clock and by
+CPU time, which other work on the machine disturbs less. host_share_32: of full batches' steps, all
+stages but the forward.
+
+--quick has prompts and outputs of 8 to 32 tokens, median 16, and takes one-by-one rates from 3
+requests and those of 8 slots from 16. It understates over_hf_cb, since what makes transformers'
+batching slow grows with the total length of its sequences.
+
+    python benchmarks/engine.py [--quick] [--seed N] [--threads N] [--tiny]
+"""
+
+import argparse
+import copy
+import json
+import math
+import random
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.hf_batching import Times, Work, continuous_batching, one_by_one
+from benchmarks.smollm2_shape import random_model
+
+from prony_server.engine import Engine, Step
+from prony_server.limits import Batching, EngineConfig
+from prony_server.products import speed_up
+from prony_server.sequence import Output, SamplingParams
+from prony_server.stages import FORWARD, IDLE
+from prony_server.tiny import tiny_model
+
+REQUESTS, SLOTS, FEW_SLOTS = 32, 32, 8
+BLOCK = 16  # tokens of a KV block
+MEDIAN, LEAST, MOST, SIGMA = 64, 16, 256, 0.7
+QUICK_MEDIAN, QUICK_LEAST, QUICK_MOST = 16, 8, 32
+STEPS, QUICK_STEPS = 25, 8  # full batches that are timed against their products
+PREFILL_STEPS = 10  # no fewer than all prompts take
+# With --quick, the requests that rates are taken from: one by one, and of 8 slots.
+ONE_BY_ONE, QUICK_FEW = 3, 16
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    plain = tiny_model() if options.tiny else random_model()
+    ours = copy.deepcopy(plain)
+    onednn_over_blas = speed_up(ours)
+    vocabulary = plain.get_input_embeddings().num_embeddings
+    works = _works(random.Random(options.seed), vocabulary, options.quick)
+    few = works[:ONE_BY_ONE] if options.quick else works
+    waves = works[:QUICK_FEW] if options.quick else works
+
+    rows: dict[str, Times] = {}
+    host_shares: list[float] = []
+
+    def show(name: str, times: Times) -> None:
+        rows[name] = times
+        print(f"{name:44}{times.tokens_per_s:10.1f}{times.ttft_mean:12.2f}", flush=True)
+
+    def watch(step: Step) -> None:
+        if step.decode_tokens == SLOTS and step.prefill_tokens == 0:
+            busy = sum(step.stages) - step.stages[IDLE]
+            host_shares.append(1 - step.stages[FORWARD] / busy)
+
+    _run(ours, "continuous", SLOTS, works[:4])  # warm-up: allocator, threads, caches
+    output = sum(work.output_tokens for work in works)
+    print(f"{REQUESTS} requests, {output} output tokens, {options.threads} threads")
+    print(f"{'':44}{'tokens/s':>10}{'mean TTFT s':>12}")
+    show("continuous, 32 slots", _run(ours, "continuous", SLOTS, works, watch))
+    show("transformers' continuous batching", continuous_batching(plain, works, SLOTS, 512))
+    show("continuous, 8 slots", _run(ours, "continuous", FEW_SLOTS, waves))
+    show("static, 8 slots", _run(ours, "static", FEW_SLOTS, waves))
+    show(f"none ({len(few)} requests)", _run(ours, "none", 1, few))
+    show(f"generate, one by one ({len(few)} requests)", one_by_one(plain, few))
+    if not options.quick and onednn_over_blas is not None:
+        name = "transformers' continuous batching, our products"
+        show(name, continuous_batching(copy.deepcopy(ours), works, SLOTS, 512))
+
+    steps = QUICK_STEPS if options.quick else STEPS
+    gemm = {count: _over_gemm(ours, works, count, steps) for count in (FEW_SLOTS, SLOTS)}
+    ours_32, static, sequential, peer = (
+        rows["continuous, 32 slots"],
+        rows["static, 8 slots"],
+        rows[f"generate, one by one ({len(few)} requests)"],
+        rows["transformers' continuous batching"],
+    )
+    same = rows.get("transformers' continuous batching, our products")
+    figures: dict[str, Any] = {
+        "over_hf_cb": ours_32.tokens_per_s / peer.tokens_per_s,
+        "over_hf_cb_our_products": same and ours_32.tokens_per_s / same.tokens_per_s,
+        "over_sequential": ours_32.tokens_per_s / sequential.tokens_per_s,
+        "over_static": rows["continuous, 8 slots"].tokens_per_s / static.tokens_per_s,
+        "static_over_continuous_ttft": static.ttft_mean / rows["continuous, 8 slots"].ttft_mean,
+        "host_share_32": statistics.median(host_shares),
+        "step_over_gemm_8": gemm[FEW_SLOTS][0],
+        "step_over_gemm_32": gemm[SLOTS][0],
+        "step_over_gemm_8_cpu": gemm[FEW_SLOTS][1],
+        "step_over_gemm_32_cpu": gemm[SLOTS][1],
+        "onednn_over_blas": onednn_over_blas,
+        "tokens_per_s": {name: round(times.tokens_per_s, 1) for name, times in rows.items()},
+        "ttft_mean_s": {name: round(times.ttft_mean, 3) for name, times in rows.items()},
+        "threads": options.threads,
+        "seed": options.seed,
+        "quick": options.quick,
+    }
+    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()}))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="prompts and outputs of 8 to 32: under 50 s"
+    )
+    parser.add_argument("--tiny", action="store_true", help="the tiny model: to try the script")
+    parser.add_argument("--threads", type=int, default=2, help="torch's")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def _works(rng: random.Random, vocabulary: int, quick: bool) -> list[Work]:
+    median, least, most = (
+        (QUICK_MEDIAN, QUICK_LEAST, QUICK_MOST) if quick else (MEDIAN, LEAST, MOST)
+    )
+
+    def length() -> int:
+        return min(most, max(least, round(rng.lognormvariate(math.log(median), SIGMA))))
+
+    return [
+        Work([rng.randrange(vocabulary) for _ in range(length())], length())
+        for _ in range(REQUESTS)
+    ]
+
+
+def _run(
+    model: Any,
+    batching: Batching,
+    slots: int,
+    works: list[Work],
+    on_step: Callable[[Step], None] | None = None,
+) -> Times:
+    config = EngineConfig(
+        max_num_seqs=slots,
+        max_model_len=2 * MOST,
+        num_gpu_blocks=slots * 2 * MOST // BLOCK,
+        batching=batching,
+        prefix_caching=False,  # nothing is shared, and nothing of an earlier run is to be found
+    )
+    engine = Engine(model, frozenset(), config, on_step)
+    finished: list[Output] = []
+    all_done = threading.Event()
+
+    def emit(output: Output) -> None:
+        if output.finish_reason is not None:
+            finished.append(output)
+            if len(finished) == len(works):
+                all_done.set()
+
+    for at, work in enumerate(works):  # before the start: all are there at once
+        params = SamplingParams(work.output_tokens, temperature=0.0, ignore_eos=True)
+        engine.submit(str(at), work.prompt, params, emit)
+    started = time.monotonic()
+    engine.start()
+    all_done.wait()
+    engine.stop(drain=0.0)
+    wrong = [output for output in finished if output.finish_reason != "length"]
+    if wrong:
+        raise RuntimeError(f"request {wrong[0].request_id} ended with {wrong[0].error}")
+    return Times(
+        max(output.phases.last_token or math.inf for output in finished) - started,
+        statistics.fmean((o.phases.first_token or math.inf) - started for o in finished),
+        sum(work.output_tokens for work in works),
+    )
+
+
+def _over_gemm(model: Any, works: list[Work], count: int, steps: int) -> tuple[float, float]:
+    """Steps of `count` decodes over the model's products alone: by wall clock, by CPU time."""
+    weights = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    inputs = {width: torch.randn(count, width) for width in {w.shape[1] for w in weights}}
+    ratios: list[float] = []
+    cpu_ratios: list[float] = []
+    step_began = 0.0
+
+    def products() -> None:
+        with torch.inference_mode():
+            for weight in weights:
+                linear(inputs[weight.shape[1]], weight)
+
+    def on_step(step: Step) -> None:
+        nonlocal step_began
+        cpu = time.process_time()
+        if step.decode_tokens == count and step.prefill_tokens == 0:
+            began = time.monotonic()
+            products()
+            ratios.append(step.seconds / (time.monotonic() - began))
+            cpu_ratios.append((cpu - step_began) / (time.process_time() - cpu))
+        step_began = time.process_time()
+
+    # Of one length, so that the batch stays full once the last prompt is in.
+    alike = [Work(work.prompt, steps + PREFILL_STEPS) for work in works[:count]]
+    _run(model, "continuous", count, alike, on_step)
+    # But the first: caches are as the prompts left them.
+    return statistics.median(ratios[1:]), statistics.median(cpu_ratios[1:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Watch a running server: its rates, latencies and occupancy, and what holds it back right now.
+
+Reads the server's own metrics once a second and sends no load. Ctrl-C ends it. The verdict is that
+of `prony diagnose`, over the last half minute.
+"""
+
+import argparse
+import os
+import time
+
+from prony.errors import UsageError
+
+HELP = "a live view of a running server, with the current verdict"
+EVERY = 1.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--target", required=True, metavar="URL", help="the server, with or without /v1")
+    add("--every", type=float, default=EVERY, metavar="S", help="between two looks (default: 1)")
+    add("--once", action="store_true", help="print one page and end, for scripts")
+    add("--api-key-env", metavar="VAR", help="the environment variable with the key")
+
+
+def run(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    from prony.watching import Blind, Watch, page
+    from prony_loadgen.target import parse_target
+
+    if not 0.1 <= args.every <= 60:
+        raise UsageError(f"--every {args.every:g}: expected 0.1 to 60")
+    key = os.environ.get(args.api_key_env or "OPENAI_API_KEY") or None
+    watch = Watch(parse_target(args.target, api_key=key, environ=os.environ))
+    console = Console()
+    try:
+        frame = watch.look()
+        if args.once:
+            time.sleep(args.every)
+            console.print(page(watch.look()))
+            return 0
+        with Live(page(frame), console=console, auto_refresh=False, screen=False) as live:
+            due = time.monotonic()
+            while True:
+                due = max(due + args.every, time.monotonic())
+                time.sleep(max(0.0, due - time.monotonic()))
+                live.update(page(watch.look()), refresh=True)
+    except Blind as error:
+        raise UsageError(f"--target {args.target}: {error}") from None
+    except KeyboardInterrupt:
+        return 0
