@@ -50,15 +50,13 @@ def continuous_batching(
     greedy = config(do_sample=False, eos_token_id=-1, pad_token_id=0)
     model.set_attn_implementation("sdpa")
     times: dict[str, list[float]] = {}
-    with (
-        torch.inference_mode(),
-        model.continuous_batching_context_manager(
-            generation_config=greedy,
-            continuous_batching_config=ContinuousBatchingConfig(**options),
-            block=True,
-            timeout=10,
-        ) as manager,
-    ):
+    # Not in inference mode, which 5.17's thread does not share; it takes no gradients by itself.
+    with model.continuous_batching_context_manager(
+        generation_config=greedy,
+        continuous_batching_config=ContinuousBatchingConfig(**options),
+        block=True,
+        timeout=10,
+    ) as manager:
         # Without CUDA there is nothing to warm up, and its loop sets itself up with the first.
         manager.add_request(works[0].prompt[:4], max_new_tokens=2, eos_token_id=-1)
         _result(manager)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The programs that some tests need. Root on Debian: installed. Elsewhere: told, and those tests skip.
 missing=""
-for program in prometheus chromium docker-compose; do
+for program in prometheus chromium docker-compose g++; do
     command -v "$program" >/dev/null 2>&1 || missing="$missing $program"
 done
 [ -z "$missing" ] && exit 0

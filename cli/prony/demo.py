@@ -36,8 +36,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from prony.judging import Judge
+    from prony.server_metrics import WithServer
     from prony_loadgen.locust_user import RunOptions, run_scenario
     from prony_loadgen.scenario import load_scenario
+    from prony_loadgen.target import parse_target
 
     name = "chat" if args.model == "tiny" else "questions"
     changes: dict[str, Any] = {"keep_text": True}
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             options = RunOptions(
                 target=url, out=args.out, slo=tuple(args.slo), argv=tuple(args.argv)
             )
-            code = run_scenario(scenario, judge, options)
+            code = run_scenario(scenario, WithServer(judge, parse_target(url)), options)
         # Only now has the server written its last spans.
         if judge.folder is not None and traces.exists():
             with judge.folder.traces.open("ab") as whole, traces.open("rb") as part:

@@ -52,6 +52,8 @@ def test_the_demo_answers_every_request_and_says_where_the_report_is(
     assert code == run["exit_code"]
     assert code in (0, 4) or run["client"]["cpu_wait_share"] > 0.1
     assert all(record.ok and record.text for record in folder.records())
+    # What the server said of itself is kept, so that the run can be diagnosed.
+    assert (run["server_metrics"]["engine"], run["server_metrics"]["failed"]) == ("prony", 0)
     assert run["summary"]["requests"]["attempts"] == 320
     for word in ("TTFT", "TPOT", "E2E", "output tokens/s", "offered 320 =", "report.html"):
         assert word in said

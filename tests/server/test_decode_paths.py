@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.needs import needs_program
 from tests.server.engine_runs import generated, greedy, mixed_prompts, run
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
@@ -110,6 +111,7 @@ def test_without_a_compiler_compiling_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_compiled_decodes_equal_generate() -> None:
+    needs_program("g++")
     torch.manual_seed(0)
     model: Any = LlamaForCausalLM(LlamaConfig(**small() | {"num_hidden_layers": 1}))
     model.eval()

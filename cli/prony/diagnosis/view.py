@@ -11,7 +11,7 @@ from prony.diagnosis.judge import Diagnosis, Verdict
 from prony_loadgen.report import Section
 from prony_loadgen.words import ms
 
-BAR = 32  # characters of the longest part's bar
+BAR = 32  # characters of a bar that is the whole request
 GOOD, UNKNOWN = "none", "cannot_tell"
 
 
@@ -54,11 +54,11 @@ def as_section(diagnosis: Diagnosis) -> Section:
 
 
 def _bars(diagnosis: Diagnosis) -> str:
-    longest = max(diagnosis.split.values(), default=0.0) or 1.0
+    whole = _whole(diagnosis)
     rows = "".join(
         f'<tr><td>{escape(name)}</td><td class="num">{ms(taken)}</td>'
         f'<td style="width:55%"><i style="display:block;height:.8em;background:var(--data);'
-        f'width:{100 * taken / longest:.2f}%"></i></td></tr>'
+        f'width:{100 * taken / whole:.2f}%"></i></td></tr>'
         for name, taken in diagnosis.split.items()
     )
     return f'<div class="scroll"><table>{rows}</table></div>' if rows else ""
@@ -80,12 +80,17 @@ def _split(diagnosis: Diagnosis) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True, style="dim")
     table.add_column(no_wrap=True)
-    longest = max(diagnosis.split.values()) or 1.0
+    whole = _whole(diagnosis)
     for name, taken in diagnosis.split.items():
         share = "" if not diagnosis.e2e else f"{taken / diagnosis.e2e * 100:.0f} %"
-        bar = "█" * round(BAR * taken / longest)
+        bar = "█" * round(BAR * taken / whole)
         table.add_row(f"  {name}", ms(taken), share, Text(bar, style="blue"))
     return table
+
+
+def _whole(diagnosis: Diagnosis) -> float:
+    """Seconds of the longest bar: the mean request, or a part that is longer than it."""
+    return max(diagnosis.e2e or 0.0, *diagnosis.split.values(), 0.0) or 1.0
 
 
 def _told(verdict: Verdict, number: int) -> list[RenderableType]:
