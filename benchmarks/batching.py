@@ -13,27 +13,24 @@ import json
 import math
 import random
 import statistics
-import threading
-import time
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.at_once import Lognormal, Work, run_at_once, works_of
+
 from prony_server.engine import Engine
 from prony_server.limits import Batching, EngineConfig
 from prony_server.loading import load
-from prony_server.sequence import Output, SamplingParams
 
 REQUESTS, SLOTS = 32, 8
-MEDIAN, LEAST, MOST, SIGMA = 64, 16, 256, 0.7
+LENGTHS = Lognormal(median=64, sigma=0.7, least=16, most=256)
 MODES: tuple[Batching, ...] = ("continuous", "static")
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    prompt: list[int]
-    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ def main() -> None:
     if options.model == "tiny":
         torch.set_num_threads(1)  # more threads cost more than its products do
     loaded = load(options.model, options.device)
-    works = _works(random.Random(options.seed), len(loaded.tokenizer))
+    works = works_of(REQUESTS, LENGTHS, random.Random(options.seed), len(loaded.tokenizer))
     repeats = options.repeats or (3 if options.quick else 11)
 
     for mode in MODES:  # warm-up: allocator, threads, caches
@@ -99,43 +96,15 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _works(rng: random.Random, vocabulary: int) -> list[Work]:
-    def length() -> int:
-        return min(MOST, max(LEAST, round(rng.lognormvariate(math.log(MEDIAN), SIGMA))))
-
-    return [
-        Work([rng.randrange(vocabulary) for _ in range(length())], length())
-        for _ in range(REQUESTS)
-    ]
-
-
 def _run(model: Any, mode: Batching, works: list[Work]) -> Run:
     steps: list[Any] = []
     engine = Engine(
         model,
         frozenset(),
-        EngineConfig(max_num_seqs=SLOTS, max_model_len=2 * MOST, batching=mode),
+        EngineConfig(max_num_seqs=SLOTS, max_model_len=2 * LENGTHS.most, batching=mode),
         steps.append,
     )
-    finished: list[Output] = []
-    all_done = threading.Event()
-
-    def emit(output: Output) -> None:
-        if output.finish_reason is not None:
-            finished.append(output)
-            if len(finished) == len(works):
-                all_done.set()
-
-    for at, work in enumerate(works):  # before the start: all are there at once
-        params = SamplingParams(work.output_tokens, temperature=0.0, ignore_eos=True)
-        engine.submit(str(at), work.prompt, params, emit)
-    started = time.monotonic()
-    engine.start()
-    all_done.wait()
-    engine.stop(drain=0.0)
-    wrong = [output for output in finished if output.finish_reason != "length"]
-    if wrong:
-        raise RuntimeError(f"request {wrong[0].request_id} ended with {wrong[0].error}")
+    started, finished = run_at_once(engine, works)
     ttfts = sorted((o.phases.first_token or math.inf) - started for o in finished)
     seconds = max(o.phases.last_token or math.inf for o in finished) - started
     return Run(

@@ -27,7 +27,6 @@ import math
 import random
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,20 +37,20 @@ from torch.nn.functional import linear
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.hf_batching import Times, Work, continuous_batching, one_by_one
+from benchmarks.at_once import Lognormal, Work, run_at_once, works_of
+from benchmarks.hf_batching import Times, continuous_batching, one_by_one
 from benchmarks.smollm2_shape import random_model
 
 from prony_server.engine import Engine, Step
 from prony_server.limits import Batching, EngineConfig
 from prony_server.products import speed_up
-from prony_server.sequence import Output, SamplingParams
 from prony_server.stages import FORWARD, IDLE
 from prony_server.tiny import tiny_model
 
 REQUESTS, SLOTS, FEW_SLOTS = 32, 32, 8
 BLOCK = 16  # tokens of a KV block
-MEDIAN, LEAST, MOST, SIGMA = 64, 16, 256, 0.7
-QUICK_MEDIAN, QUICK_LEAST, QUICK_MOST = 16, 8, 32
+LENGTHS = Lognormal(median=64, sigma=0.7, least=16, most=256)
+QUICK_LENGTHS = Lognormal(median=16, sigma=0.7, least=8, most=32)
 STEPS, QUICK_STEPS = 25, 8  # full batches that are timed against their products
 PREFILL_STEPS = 10  # no fewer than all prompts take
 # With --quick, the requests that rates are taken from: one by one, and of 8 slots.
@@ -65,7 +64,8 @@ def main() -> None:
     ours = copy.deepcopy(plain)
     onednn_over_blas = speed_up(ours)
     vocabulary = plain.get_input_embeddings().num_embeddings
-    works = _works(random.Random(options.seed), vocabulary, options.quick)
+    lengths = QUICK_LENGTHS if options.quick else LENGTHS
+    works = works_of(REQUESTS, lengths, random.Random(options.seed), vocabulary)
     few = works[:ONE_BY_ONE] if options.quick else works
     waves = works[:QUICK_FEW] if options.quick else works
 
@@ -136,20 +136,6 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _works(rng: random.Random, vocabulary: int, quick: bool) -> list[Work]:
-    median, least, most = (
-        (QUICK_MEDIAN, QUICK_LEAST, QUICK_MOST) if quick else (MEDIAN, LEAST, MOST)
-    )
-
-    def length() -> int:
-        return min(most, max(least, round(rng.lognormvariate(math.log(median), SIGMA))))
-
-    return [
-        Work([rng.randrange(vocabulary) for _ in range(length())], length())
-        for _ in range(REQUESTS)
-    ]
-
-
 def _run(
     model: Any,
     batching: Batching,
@@ -159,31 +145,13 @@ def _run(
 ) -> Times:
     config = EngineConfig(
         max_num_seqs=slots,
-        max_model_len=2 * MOST,
-        num_gpu_blocks=slots * 2 * MOST // BLOCK,
+        max_model_len=2 * LENGTHS.most,
+        num_gpu_blocks=slots * 2 * LENGTHS.most // BLOCK,
         batching=batching,
         prefix_caching=False,  # nothing is shared, and nothing of an earlier run is to be found
     )
     engine = Engine(model, frozenset(), config, on_step)
-    finished: list[Output] = []
-    all_done = threading.Event()
-
-    def emit(output: Output) -> None:
-        if output.finish_reason is not None:
-            finished.append(output)
-            if len(finished) == len(works):
-                all_done.set()
-
-    for at, work in enumerate(works):  # before the start: all are there at once
-        params = SamplingParams(work.output_tokens, temperature=0.0, ignore_eos=True)
-        engine.submit(str(at), work.prompt, params, emit)
-    started = time.monotonic()
-    engine.start()
-    all_done.wait()
-    engine.stop(drain=0.0)
-    wrong = [output for output in finished if output.finish_reason != "length"]
-    if wrong:
-        raise RuntimeError(f"request {wrong[0].request_id} ended with {wrong[0].error}")
+    started, finished = run_at_once(engine, works)
     return Times(
         max(output.phases.last_token or math.inf for output in finished) - started,
         statistics.fmean((o.phases.first_token or math.inf) - started for o in finished),

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from benchmarks.hf_batching import Work, continuous_batching
+from benchmarks.at_once import Work
+from benchmarks.hf_batching import continuous_batching
 
 from prony_server.engine import Engine, Step
 from prony_server.limits import Decode, EngineConfig

@@ -11,15 +11,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from benchmarks.at_once import Work
 
 PAGE = 32  # tokens
 SLACK = 8  # pages a request: it rounds lengths up, and keeps some for itself
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    prompt: list[int]
-    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

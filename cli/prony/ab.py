@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from prony.errors import UsageError
 from prony.gate import add_policy, add_slo
+from prony.run import assignments
 
 if TYPE_CHECKING:
     from prony.judging import Asked
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
     sides = {name: parse_side(name, getattr(args, name)) for name in "ab"}
     what = asked(args)
-    scenario = load_scenario(args.scenario, _changes(args))
+    scenario = load_scenario(args.scenario, assignments(args.set))
     names = what.slo or ((scenario.slo,) if scenario.slo else ())
     if not names:
         raise UsageError("--slo: name the SLO whose regression checks compare the builds")
@@ -331,16 +332,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def _said(side: "Side") -> str:
     return side.url or side.command or ""
-
-
-def _changes(args: argparse.Namespace) -> dict[str, Any]:
-    changes = {}
-    for assignment in args.set:
-        key, equals, value = assignment.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--set {assignment}: expected KEY=VALUE, such as arrivals.rate=5")
-        changes[key] = value
-    return changes
 
 
 def _checks_of(slo: "SloFile", open_loop: bool) -> "Regression":

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from prony.beside import Beside
 from prony_loadgen.folder import RunFolder
-from prony_loadgen.live import Live
 from prony_loadgen.plan import Plan
-from prony_loadgen.record import RequestRecord
 from prony_loadgen.settings import Judge
 
 TAG = "prony"
@@ -29,7 +28,7 @@ class Mark:
     tags: tuple[str, ...]
 
 
-class Annotating:
+class Annotating(Beside):
     """A judge whose run is told to a Grafana; `api` is a grafana_client.GrafanaApi."""
 
     def __init__(
@@ -39,17 +38,10 @@ class Annotating:
         now: Callable[[], float] = time.time,
         say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
     ) -> None:
-        self._judge, self._api, self._now, self._say = judge, api, now, say
+        super().__init__(judge)
+        self._api, self._now, self._say = api, now, say
         self._run: int | None = None  # the annotation of the run under way
         self._lost = False
-
-    @property
-    def warmup(self) -> float | None:
-        return self._judge.warmup
-
-    @property
-    def watching(self) -> bool:
-        return self._judge.watching
 
     def plan(self, plan: Plan, window: tuple[float, float]) -> list[str]:
         """Called just before the load starts: the mark that grows into the run's region."""
@@ -57,15 +49,6 @@ class Annotating:
         answer = self._tell(Mark(self._now(), None, "load test starts", (TAG, "run")))
         self._run = answer.get("id") if isinstance(answer, dict) else None
         return lines
-
-    def begin(self, origin_unix: float) -> None:
-        self._judge.begin(origin_unix)
-
-    def breached(self, record: RequestRecord) -> str | None:
-        return self._judge.breached(record)
-
-    def so_far(self, seen: Live) -> list[dict[str, Any]]:
-        return self._judge.so_far(seen)
 
     def finish(self, folder: RunFolder) -> int:
         """Called after the load: the exact times, and what came of it."""

@@ -7,6 +7,7 @@ in the variable that --api-key-env names.
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,10 +174,16 @@ def overrides(args: argparse.Namespace) -> dict[str, Any]:
     # The target wins by its own way (find_endpoint), so that no error names the wrong option.
     given.pop("target", None)
     changes = {key: value for key, value in given.items() if value is not None}
-    for assignment in args.set:
-        key, equals, value = assignment.partition("=")
+    return changes | assignments(args.set)
+
+
+def assignments(texts: Sequence[str]) -> dict[str, Any]:
+    """What --set says: any keys of the scenario."""
+    changes = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
         if not equals or not key:
-            raise UsageError(f"--set {assignment}: expected KEY=VALUE, such as arrivals.rate=5")
+            raise UsageError(f"--set {text}: expected KEY=VALUE, such as arrivals.rate=5")
         changes[key] = value
     return changes
 

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from prony.beside import Beside
 from prony.output import unless_unwritable
 from prony_loadgen.exposition import read_page
 from prony_loadgen.folder import RunFolder
-from prony_loadgen.live import Live
 from prony_loadgen.plan import Plan
-from prony_loadgen.record import RequestRecord
 from prony_loadgen.scrape import Scraped, Scraper
 from prony_loadgen.settings import Judge
 from prony_loadgen.target import Target
@@ -28,34 +27,18 @@ from prony_loadgen.target import Target
 FILE = "server_metrics.jsonl.gz"
 
 
-class WithServer:
+class WithServer(Beside):
     """A judge whose run also keeps the target's own metrics."""
 
     def __init__(self, judge: Judge, target: Target) -> None:
-        self._judge, self._scraper = judge, Scraper(target)
-
-    @property
-    def warmup(self) -> float | None:
-        return self._judge.warmup
-
-    @property
-    def watching(self) -> bool:
-        return self._judge.watching
+        super().__init__(judge)
+        self._scraper = Scraper(target)
 
     def plan(self, plan: Plan, window: tuple[float, float]) -> list[str]:
         """Called just before the load."""
         lines = self._judge.plan(plan, window)
         self._scraper.start()
         return lines
-
-    def begin(self, origin_unix: float) -> None:
-        self._judge.begin(origin_unix)
-
-    def breached(self, record: RequestRecord) -> str | None:
-        return self._judge.breached(record)
-
-    def so_far(self, seen: Live) -> list[dict[str, Any]]:
-        return self._judge.so_far(seen)
 
     def finish(self, folder: RunFolder) -> int:
         """Called after the load, before it is judged: the report shows what was kept."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from prony_loadgen.distribution import check_keys
 from prony_loadgen.strict_yaml import MOST_TOKENS, Count, Number, StrictModel
 from prony_loadgen.traces import Format, trace_lengths
 
@@ -66,19 +67,7 @@ class Lengths(StrictModel):
                     "empirical needs values (a list of lengths), or file, format and of "
                     "(input or output) of a trace"
                 )
-        missing = [key for key in needs if getattr(self, key) is None]
-        if missing:
-            raise ValueError(f"{self.distribution} needs {' and '.join(missing)}")
-        extra = [
-            key
-            for key in self.model_fields_set
-            if key not in {"distribution", "min", "max", *needs} and getattr(self, key) is not None
-        ]
-        if extra:
-            raise ValueError(
-                f"{self.distribution} does not take {' and '.join(sorted(extra))}; "
-                f"it takes {', '.join(dict.fromkeys((*needs, 'min', 'max')))}"
-            )
+        check_keys(self, self.distribution, needs)
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"min is above max: {self.min} > {self.max}")
         return self

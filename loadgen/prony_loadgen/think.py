@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from prony_loadgen.distribution import check_keys
 from prony_loadgen.strict_yaml import Duration, Number, StrictModel
 
 _TIME = r"\d*\.?\d+ ?(us|ms|s|m|min|h)"
@@ -42,17 +43,7 @@ class ThinkTime(StrictModel):
     @model_validator(mode="after")
     def _complete(self) -> "ThinkTime":
         needs = _NEEDS[self.distribution]
-        missing = [key for key in needs if getattr(self, key) is None]
-        if missing:
-            raise ValueError(f"{self.distribution} needs {' and '.join(missing)}")
-        known = {"distribution", "min", "max", *needs}
-        given = {key for key in self.model_fields_set if getattr(self, key) is not None}
-        extra = sorted(given - known)
-        if extra:
-            raise ValueError(
-                f"{self.distribution} does not take {' and '.join(extra)}; "
-                f"it takes {', '.join(dict.fromkeys((*needs, 'min', 'max')))}"
-            )
+        check_keys(self, self.distribution, needs)
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"min is above max: {self.min:g}s > {self.max:g}s")
         return self

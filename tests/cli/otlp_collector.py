@@ -1,16 +1,16 @@
 """An OTLP receiver over HTTP, for tests: what it is sent, decoded by OpenTelemetry's classes."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from opentelemetry.proto_json.collector.metrics.v1.metrics_service import (
     ExportMetricsServiceRequest,
 )
 from opentelemetry.proto_json.collector.trace.v1.trace_service import ExportTraceServiceRequest
+from tests.served import served
 
 
 class Collector:
@@ -61,15 +61,8 @@ class Collector:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-            thread.start()
-            self.url = f"http://127.0.0.1:{server.server_address[1]}"
-            try:
-                yield self
-            finally:
-                server.shutdown()
-                thread.join()
+        with served(Handler) as self.url:
+            yield self
 
 
 def words(attributes: list[Any]) -> dict[str, str]:

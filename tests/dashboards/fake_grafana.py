@@ -6,11 +6,12 @@ Grafana: no real one is run in these tests, and `listening` says so on stdout.
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.served import served
 
 TOKEN = "glsa_test"
 NOTICE = "a fake of Grafana's API answers here; no real Grafana was run"
@@ -140,15 +141,8 @@ class FakeGrafana:
                 pass
 
         print(NOTICE)
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-            thread.start()
-            self.url = f"http://127.0.0.1:{server.server_address[1]}"
-            try:
-                yield self
-            finally:
-                server.shutdown()
-                thread.join()
+        with served(Handler) as self.url:
+            yield self
 
 
 def _wrong(path: str, method: str, body: Any) -> str | None:

@@ -3,7 +3,9 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.served import served
 
 from prony_loadgen import scrape
 from prony_loadgen.scrape import GIVE_UP, Scraped, Scraper, telling
@@ -38,15 +40,8 @@ class Pages:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-            thread.start()
-            self.url = f"http://127.0.0.1:{server.server_address[1]}"
-            try:
-                yield self
-            finally:
-                server.shutdown()
-                thread.join()
+        with served(Handler) as self.url:
+            yield self
 
 
 def scraped(pages: Pages, wanted: int = 3) -> Scraped:

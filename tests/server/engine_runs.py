@@ -15,6 +15,21 @@ from prony_server.sequence import Output, Phases, SamplingParams
 
 BYTES = 256
 LENGTHS = (1, 2, 15, 16, 17, 40, 100)
+# Of a model's config: what a family of transformers needs to be small.
+SMALL: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": 255,
+    "pad_token_id": 0,
+}
 
 
 @dataclass

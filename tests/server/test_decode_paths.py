@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from tests.needs import needs_program
-from tests.server.engine_runs import generated, greedy, mixed_prompts, run
+from tests.server.engine_runs import SMALL, generated, greedy, mixed_prompts, run
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
@@ -19,6 +19,8 @@ from prony_server.sequence import SamplingParams
 from prony_server.tiny import tiny_model
 
 torch.set_num_threads(1)
+
+ENDLESS = SMALL | {"eos_token_id": None, "pad_token_id": None}
 
 PROMPTS = mixed_prompts(12, seed=9)
 LENGTHS = [6 + 3 * at for at in range(12)]
@@ -78,7 +80,7 @@ def test_padded_decodes_sample_the_same_from_a_seed() -> None:
 
 def test_a_sliding_window_is_kept_in_padded_decodes() -> None:
     torch.manual_seed(0)
-    config = MistralConfig(**small(), sliding_window=8)
+    config = MistralConfig(**ENDLESS, sliding_window=8)
     model: Any = MistralForCausalLM(config)
     model.eval()
     expected = [generated(model, prompt, 12) for prompt in PROMPTS]
@@ -113,7 +115,7 @@ def test_without_a_compiler_compiling_is_refused(monkeypatch: pytest.MonkeyPatch
 def test_compiled_decodes_equal_generate() -> None:
     needs_program("g++")
     torch.manual_seed(0)
-    model: Any = LlamaForCausalLM(LlamaConfig(**small() | {"num_hidden_layers": 1}))
+    model: Any = LlamaForCausalLM(LlamaConfig(**ENDLESS | {"num_hidden_layers": 1}))
     model.eval()
     prompts = mixed_prompts(6, seed=10)
     expected = [generated(model, prompt, 8) for prompt in prompts]
@@ -124,20 +126,3 @@ def test_compiled_decodes_equal_generate() -> None:
 def test_an_unknown_way_to_decode_is_refused() -> None:
     with pytest.raises(ValueError, match="decode must be one of auto, eager, padded, graphs, comp"):
         EngineConfig(decode="fast")  # type: ignore[arg-type]
-
-
-def small() -> dict[str, Any]:
-    return {
-        "vocab_size": 256,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.2,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-    }

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.server.engine_runs import BYTES, Run, generated, greedy, mixed_prompts, run
+from tests.server.engine_runs import BYTES, SMALL, Run, generated, greedy, mixed_prompts, run
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -36,20 +36,6 @@ def prompts_of_which_half_begin_alike() -> list[list[int]]:
 
 PROMPTS = prompts_of_which_half_begin_alike()
 LENGTHS = [4 + at // 2 for at in range(REQUESTS)]
-SMALL: dict[str, Any] = {
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "bos_token_id": None,
-    "eos_token_id": 255,
-    "pad_token_id": 0,
-}
 FAMILIES = {
     "llama": LlamaConfig(**SMALL),
     "qwen2": Qwen2Config(**SMALL),

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from prony.beside import Beside
 from prony.output import unless_unwritable
 from prony.profiling.captures import FOLDER, Capture, write_captures
 from prony.profiling.hook import (
@@ -28,7 +29,6 @@ from prony.profiling.hook import (
 from prony.profiling.rule import Broken, Rule
 from prony_loadgen import native
 from prony_loadgen.folder import RunFolder
-from prony_loadgen.live import Live
 from prony_loadgen.plan import Plan
 from prony_loadgen.record import RequestRecord
 from prony_loadgen.settings import Judge
@@ -83,7 +83,7 @@ def parse_asked(
     )
 
 
-class Profiling:
+class Profiling(Beside):
     """A judge whose run also takes captures of the target."""
 
     def __init__(
@@ -100,7 +100,8 @@ class Profiling:
 
         Raises FileError where a breach is to be seen and no objective can show one.
         """
-        self._judge, self._slo, self._target, self._asked = judge, slo, target, asked
+        super().__init__(judge)
+        self._slo, self._target, self._asked = slo, target, asked
         self._folder, self._say = folder, say
         if asked.at is None and (slo is None or not Rule(slo, (0, 0)).objectives):
             raise FileError(
@@ -115,10 +116,6 @@ class Profiling:
         # Held while it goes on: a wait with a timeout sleeps until somebody ends it.
         self._going, self._over = native.allocate_lock(), native.allocate_lock()
         self._started = False
-
-    @property
-    def warmup(self) -> float | None:
-        return self._judge.warmup
 
     @property
     def watching(self) -> bool:
@@ -151,9 +148,6 @@ class Profiling:
         if in_flight(record, self._disturbed()):
             return None
         return self._judge.breached(record)
-
-    def so_far(self, seen: Live) -> list[dict[str, Any]]:
-        return self._judge.so_far(seen)
 
     def finish(self, folder: RunFolder) -> int:
         """Called after the load: ends what is under way, fetches, marks, and lets it be judged."""

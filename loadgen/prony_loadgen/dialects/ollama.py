@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from prony_loadgen.dialects.dialect import Dialect, Output, Said
@@ -158,18 +159,11 @@ OLLAMA_CHAT = Dialect(
     ignores_eos=False,
     server_times=server_times,
 )
-OLLAMA_GENERATE = Dialect(
+OLLAMA_GENERATE = replace(
+    OLLAMA_CHAT,
     name="ollama-generate",
     path="/api/generate",
     body=generate_body,
     read_event=read_generate_event,
     read_whole=read_generate,
-    prompt_tokens=prompt_tokens,
-    output_tokens=output_tokens,
-    unread_keys=frozenset({"created_at"}),
-    framing="lines",
-    versioned=False,
-    models_path="/api/tags",
-    ignores_eos=False,
-    server_times=server_times,
 )

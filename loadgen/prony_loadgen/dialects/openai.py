@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from prony_loadgen.dialects.dialect import Dialect, DialectError, Output, Said
@@ -210,13 +211,11 @@ CHAT = Dialect(
     output_tokens=output_tokens,
     unread_keys=UNREAD_KEYS,
 )
-COMPLETIONS = Dialect(
+COMPLETIONS = replace(
+    CHAT,
     name="openai-completions",
     path="/completions",
     body=completions_body,
     read_event=read_completions_event,
     read_whole=read_completions,
-    prompt_tokens=prompt_tokens,
-    output_tokens=output_tokens,
-    unread_keys=UNREAD_KEYS,
 )
