@@ -4,10 +4,11 @@ Each cause is made by --inject, by the server's limits, by the load, or by what 
 two intensities and with several seeds. The runs are real ones; the server is the reference server
 with the tiny model, in one process that changes it between them. `accuracy` is the share of runs
 whose first verdict is the cause; `false_blame` the share of healthy runs in which anything is
-blamed.
+blamed. Each run is judged a second time by what vLLM's metrics alone would have told of it.
 
-    python benchmarks/diagnose.py [--quick] [--seeds N] [--only CAUSE ...] [--keep DIR]
-                                  [--metric-names vllm]
+    python benchmarks/diagnose.py [--quick] [--seeds N] [--first-seed N] [--only CAUSE ...]
+                                  [--keep DIR] [--metric-names vllm]  # figures of the second look
+    python benchmarks/diagnose.py --judge DIR     # runs that were kept, by the verdicts as they are
     python benchmarks/diagnose.py --remedies      # the same load before and after the change
 """
 
@@ -29,11 +30,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.between import relay
 from benchmarks.load_in_turn import LoadInTurn
 
-from prony.diagnosis.judge import Diagnosis
-from prony.diagnosis.read import diagnosis_of
+from prony.diagnosis.judge import Diagnosis, diagnose
+from prony.diagnosis.read import diagnosis_of, evidence_of
+from prony.diagnosis.server_side import Series
+from prony.server_metrics import kept_samples
 from prony_loadgen.folder import RunFolder
 from prony_loadgen.summary import measured, summarise
 from prony_server.in_turn import InTurn
+from prony_server.vllm_names import VLLM
 
 QUICK = ("none", "tiny KV pool", "one slot", "slow tokenizer", "host-bound", "starved generator")
 SECONDS, QUICK_SECONDS = 6.0, 4.0
@@ -211,7 +215,7 @@ class Judged:
     intensity: int
     seed: int
     diagnosis: Diagnosis
-    said: str
+    said: str = ""
 
     @property
     def first(self) -> str:
@@ -228,37 +232,66 @@ def main() -> None:
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
     intensities = (0,) if options.quick else (0, 1)
     causes = options.only or (QUICK if options.quick else list(CAUSES))
-    judged = []
+    judged: dict[str, list[Judged]] = {"prony": [], "vllm": []}
+
+    def judge(cause: str, intensity: int, seed: int, folder: Path, said: str = "") -> None:
+        of = (cause, intensity, seed)
+        judged["prony"].append(Judged(*of, diagnosed(folder), said))
+        judged["vllm"].append(Judged(*of, diagnosed_as_vllm(folder)))
+        _say(judged["prony"][-1])
+
+    every = [
+        (cause, intensity, seed)
+        for seed in range(options.first_seed, options.first_seed + options.seeds)
+        for cause in causes
+        for intensity in intensities
+    ]
+    if options.judge:
+        for each in every:
+            judge(*each, _kept(options.judge, *each))
+        _tell(judged, options.metric_names, time.monotonic() - began)
+        return
     with ExitStack() as stack:
         kept = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server, load = stack.enter_context(InTurn()), stack.enter_context(LoadInTurn())
         if options.remedies:
             _remedies(server, load, seconds, kept)
             return
-        for seed in range(1, options.seeds + 1):
-            for cause in causes:
-                for intensity in intensities:
-                    folder = kept / f"{cause.replace(' ', '-')}-{intensity + 1}-{seed}"
-                    setting = CAUSES[cause].settings[intensity]
-                    found = _run(server, load, setting, seed, seconds, folder, options.metric_names)
-                    judged.append(Judged(cause, intensity, seed, *found))
-                    _say(judged[-1])
-    figures = _figures(judged)
-    _print(judged)
-    print(f"\n{len(judged)} runs in {time.monotonic() - began:.0f} s")
-    print(json.dumps(figures))
+        for cause, intensity, seed in every:
+            folder = _kept(kept, cause, intensity, seed)
+            said = _run(server, load, CAUSES[cause].settings[intensity], seed, seconds, folder)
+            judge(cause, intensity, seed, folder, said)
+    _tell(judged, options.metric_names, time.monotonic() - began)
+
+
+def _kept(folder: Path, cause: str, intensity: int, seed: int) -> Path:
+    return folder / f"{cause.replace(' ', '-')}-{intensity + 1}-{seed}"
+
+
+def _tell(judged: dict[str, list[Judged]], names: str, seconds: float) -> None:
+    for told, runs in judged.items():
+        print(f"\nby the metrics' names of {told}")
+        _print(runs)
+    print(f"\n{len(judged['prony'])} runs in {seconds:.0f} s")
+    vllm = _figures(judged["vllm"])
+    also = {"accuracy_vllm": vllm["accuracy"], "false_blame_vllm": vllm["false_blame"]}
+    print(json.dumps(_figures(judged[names]) | also))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--quick", action="store_true", help="six causes, one intensity, one seed")
-    add("--seeds", type=int)
+    add("--seeds", type=int, help="how many (5; 1 with --quick)")
+    add("--first-seed", type=int, default=1, metavar="N")
     add("--seconds", type=float, help="of load, a run")
     add("--only", action="append", choices=list(CAUSES), metavar="CAUSE")
     add("--keep", type=Path, metavar="DIR", help="keep the run folders there")
+    add("--judge", type=Path, metavar="DIR", help="judge the runs that --keep kept there")
     add("--remedies", action="store_true", help="what each change brings, as a Markdown table")
-    add("--metric-names", choices=("prony", "vllm"), default="prony")
+    add(
+        "--metric-names", choices=("prony", "vllm"), default="prony", help="that the figures are of"
+    )
     options = parser.parse_args()
     options.seeds = options.seeds or (1 if options.quick else 5)
     return options
@@ -271,14 +304,12 @@ def _run(
     seed: int,
     seconds: float,
     folder: Path,
-    names: str,
-) -> tuple[Diagnosis, str]:
-    url = server.start(**setting.server, metric_names=names)
+) -> str:
+    url = server.start(**setting.server)
     scenario = {"name": "known-cause", **setting.load, "warmup": "0.5s", "seed": seed,
                 "duration": f"{seconds}s", "timeouts": {"drain": "3s"}}  # fmt: skip
     with _between(url, setting) as target:
-        said = load.run(target, scenario, folder, setting.starved)
-    return diagnosed(folder), said
+        return load.run(target, scenario, folder, setting.starved)
 
 
 @contextmanager
@@ -297,6 +328,33 @@ def diagnosed(path: Path) -> Diagnosis:
     return diagnosis_of(folder, folder.read_run(), list(folder.records()))
 
 
+def diagnosed_as_vllm(path: Path) -> Diagnosis:
+    """What the same run shows to whoever has nothing but vLLM's metrics of it."""
+    folder = RunFolder(path)
+    run = folder.read_run()
+    run["server_metrics"] = {**run["server_metrics"], "engine": "vllm"}
+    pages = [(at, _renamed(series)) for at, series in kept_samples(path)]
+    return diagnose(evidence_of(run, list(folder.records()), pages))
+
+
+def _renamed(series: Series) -> Series:
+    """A page's series as `--metric-names vllm` shows them."""
+    kept = [each for each in series if each[0].startswith("process_")]
+    for name, renaming in VLLM.items():
+        summed: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        for ours, labels, value in series:
+            part = ours.removeprefix(renaming.name)
+            if part == ours or part not in ("", "_bucket", "_sum", "_count"):
+                continue
+            if all(labels.get(label, "") == wanted for label, wanted in renaming.only.items()):
+                le = {"le": labels["le"]} if "le" in labels else {}
+                told = {to: labels[label] for label, to in renaming.labels.items()} | le
+                key = name + part, tuple(told.items())
+                summed[key] = summed.get(key, 0.0) + value
+        kept += [(full, dict(told), value) for (full, told), value in summed.items()]
+    return kept
+
+
 def _remedies(server: InTurn, load: LoadInTurn, seconds: float, kept: Path) -> None:
     """One pair of runs a remedy; the tables of docs/bottlenecks.md are of these."""
     print("| verdict before | change | E2E, TTFT before | after | verdict after |")
@@ -306,7 +364,8 @@ def _remedies(server: InTurn, load: LoadInTurn, seconds: float, kept: Path) -> N
         told = []
         for when, setting in (("before", remedy.before), ("after", remedy.after)):
             folder = kept / f"remedy-{name}-{when}"
-            found, _ = _run(server, load, setting, 1, seconds, folder, "prony")
+            _run(server, load, setting, 1, seconds, folder)
+            found = diagnosed(folder)
             part = summarise(measured(RunFolder(folder).read_run(), RunFolder(folder).records()))
             e2e, ttft = (part[m]["ok"]["mean"] for m in ("e2e", "ttft"))
             told.append((found.verdicts[0].id, e2e, ttft))

@@ -3,7 +3,9 @@
 Against the reference server with the tiny model, in processes of their own:
 
 * armed: closed-loop runs in pairs, one with `on-breach` armed by an objective that holds and one
-  without, in turn and each first as often; tokens/s, and the load generator's processor time.
+  without, in turn and each first as often; tokens/s, and the load generator's processor time. And
+  what an armed hook does, timed by itself on the records of such a run, as a share of the run's
+  time (`armed_work`): more it cannot take from anybody, however much the machine wavers.
 * breach: an objective that cannot hold; seconds from the request that broke the rule to the start
   of the capture, and how long it was.
 * gate: a run with a capture in its middle and one without, judged by the same SLO.
@@ -42,9 +44,11 @@ from prony.judging import Judge, judge_folder
 from prony.profiling.armed import Profiling, parse_asked
 from prony.profiling.captures import Capture, profile_facts
 from prony.profiling.hook import Bounds, capture, collect, find_hook
+from prony.profiling.rule import Rule
 from prony_loadgen.exposition import read_page
 from prony_loadgen.fetch import fetch
 from prony_loadgen.folder import RunFolder
+from prony_loadgen.record import RequestRecord
 from prony_loadgen.scenario import Scenario
 from prony_loadgen.settings import Judge as AnyJudge
 from prony_loadgen.settings import NoJudge, for_scenario
@@ -141,13 +145,29 @@ def cost(at: Server, folder: Path, pairs: int, seconds: float) -> dict[str, Any]
         tokens.append(1 - seen[True][0] / seen[False][0])
         cpu.append(seen[True][1] / seen[False][1] - 1)
     low, high = interval(tokens)
+    records = list(run.records())
     return {
+        "armed_work": work(records, run.read_run()["client"]["seconds"]),
         "armed_overhead": round(statistics.median(tokens), 5),
         "armed_overhead_low": low,
         "armed_overhead_high": high,
         "armed_client_cpu": round(statistics.median(cpu), 5),
         "pairs": pairs,
     }
+
+
+def work(records: list[RequestRecord], seconds: float) -> float:
+    """What the rule of an armed hook costs a run of these records, as a share of its seconds."""
+    took = []
+    for _ in range(200):
+        rule = Rule(load_slo([HOLDS]), (0.0, seconds))
+        began = time.perf_counter()
+        for record in records:
+            rule.add(record)
+        for _ in range(math.ceil(seconds)):
+            rule.tick()
+        took.append(time.perf_counter() - began)
+    return round(statistics.median(took) / seconds, 7)
 
 
 def interval(values: list[float]) -> tuple[float | None, float | None]:

@@ -14,9 +14,8 @@ from prony.output import Unbroken
 # Each is a module with HELP, configure(parser) and run(args) -> exit code; a heavy import waits
 # until its command runs, so that `prony --help` is quick.
 COMMANDS = (
-    "demo", "serve", "run", "calibrate", "gate", "ab", "compare", "baseline", "rules", "report",
-    "dashboards", "replay", "profile", "diagnose", "watch",
-    "quantize", "quiz",
+    "demo", "serve", "run", "calibrate", "gate", "ab", "compare", "baseline", "references", "rules",
+    "report", "dashboards", "replay", "profile", "diagnose", "watch", "quantize", "quiz",
 )  # fmt: skip
 
 EPILOG = """\

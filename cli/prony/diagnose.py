@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from prony.errors import UsageError
+from prony.reaching import add_reaching, target_of
 
 if TYPE_CHECKING:
     from prony.diagnosis.evidence import Evidence
@@ -25,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--target", metavar="URL", help="watch this server instead of reading a run")
     add("--seconds", type=float, default=SECONDS, metavar="N",
         help=f"how long to watch it (default: {SECONDS:g})")  # fmt: skip
+    add_reaching(parser)
     add("--json", action="store_true", help="print JSON, for scripts")
 
 
@@ -39,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.target is not None and args.folder is not None:
         raise UsageError("a RUN or --target, not both")
     if args.target is not None:
-        diagnosis = diagnose(_live(args.target, args.seconds))
+        diagnosis = diagnose(_live(args))
     else:
         folder = resolve(args.folder)
         diagnosis = diagnosis_of(folder, folder.read_run(), list(folder.records()))
@@ -50,14 +52,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _live(url: str, seconds: float) -> "Evidence":
+def _live(args: argparse.Namespace) -> "Evidence":
     from prony.diagnosis.read import evidence_of_pages
     from prony_loadgen.scrape import Scraper
-    from prony_loadgen.target import parse_target
 
+    url, seconds = args.target, args.seconds
     if not 2 * EVERY <= seconds <= 3600:
         raise UsageError(f"--seconds {seconds:g}: expected {2 * EVERY:g} to 3600")
-    scraper = Scraper(parse_target(url), every=EVERY)
+    scraper = Scraper(target_of(args), every=EVERY)
     scraper.start()
     time.sleep(seconds)
     scraped = scraper.stop()

@@ -41,7 +41,7 @@ def add_slo(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME|FILE|'TTFT P99 < 500MS'",
-        help="a shipped SLO (chat, tutorial, impossible), a file, or an objective; repeatable",
+        help="a shipped SLO such as chat or sanity, a file, or an objective; repeatable",
     )
 
 

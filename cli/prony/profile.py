@@ -7,12 +7,12 @@ trace of torch.profiler, a speedscope file of py-spy, a folder of these, or a ru
 """
 
 import argparse
-import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 from prony.errors import UsageError
+from prony.reaching import add_reaching, target_of
 
 HELP = "profile a running server, or read a profile"
 _DEFAULT = 5.0
@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, metavar="N", help="of the engine; the seconds hold all the same")
     add("--out", type=Path, metavar="DIR", help="where to (default: a new folder in profiles/)")
     add("--server-dir", metavar="DIR", help="where the server writes, if this machine sees it")
-    add("--api-key-env", metavar="VAR", help="the environment variable with the key")
+    add_reaching(parser)
     add("--html", type=Path, metavar="FILE", help="a flame graph and a timeline, in one file")
 
 
@@ -67,12 +67,10 @@ def _captured(args: argparse.Namespace) -> Path:
     """The folder of a capture that was taken now. Raises UsageError where there is none."""
     from prony.profiling.captures import LIST, write_captures
     from prony.profiling.hook import Bounds, HookError, capture, collect, find_hook
-    from prony_loadgen.target import parse_target
 
     bounds = Bounds(_DEFAULT if args.seconds is None else args.seconds, args.steps)
     _check(bounds.seconds, args.steps)
-    key = os.environ.get(args.api_key_env or "OPENAI_API_KEY") or None
-    target = parse_target(args.target, api_key=key, environ=os.environ)
+    target = target_of(args)
     out = args.out or Path("profiles") / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
     if (out / LIST).exists():
         raise UsageError(f"--out {out}: holds a capture already; name another folder")

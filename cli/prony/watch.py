@@ -5,10 +5,10 @@ of `prony diagnose`, over the last half minute.
 """
 
 import argparse
-import os
 import time
 
 from prony.errors import UsageError
+from prony.reaching import add_reaching, target_of
 
 HELP = "a live view of a running server, with the current verdict"
 EVERY = 1.0
@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--target", required=True, metavar="URL", help="the server, with or without /v1")
     add("--every", type=float, default=EVERY, metavar="S", help="between two looks (default: 1)")
     add("--once", action="store_true", help="print one page and end, for scripts")
-    add("--api-key-env", metavar="VAR", help="the environment variable with the key")
+    add_reaching(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,12 +27,10 @@ def run(args: argparse.Namespace) -> int:
     from rich.live import Live
 
     from prony.watching import Blind, Watch, page
-    from prony_loadgen.target import parse_target
 
     if not 0.1 <= args.every <= 60:
         raise UsageError(f"--every {args.every:g}: expected 0.1 to 60")
-    key = os.environ.get(args.api_key_env or "OPENAI_API_KEY") or None
-    watch = Watch(parse_target(args.target, api_key=key, environ=os.environ))
+    watch = Watch(target_of(args))
     console = Console()
     try:
         frame = watch.look()

@@ -41,6 +41,8 @@ SNIFFED_BYTES = 64
 # Up to so many events in one read are cheaper to match than to split, and after many alike so few
 # are cheaper to decode than to look at one by one.
 FEW, MANY = 3, 6
+# So many pieces of a read are looked at one by one, to find the first of many alike.
+ALONE = 4
 # Known usage objects have two or three.
 USAGE_LEVELS = 16
 LINE_TYPES = frozenset(
@@ -121,25 +123,26 @@ class Answer:
         """Bytes came from the peer."""
         self.begun = True
         http = self._http
-        body = http.feed(data)
+        pieces = http.feed(data)
         if self.settled():
             return
         if self.headers is None and http.headers_complete:
             self.headers = at
             self._kind = self._body_kind()
-        if body and self._decoder is not None:
+        if pieces and self._decoder is not None:
             try:
-                body = self._decoder.feed(body)
+                body = self._decoder.feed(b"".join(pieces))
             except CodingError as error:
                 if self._kind not in ("error", "redirect"):
                     self._settle("malformed_event", f"the body is {error}", at)
                     return
                 body = b""
-        if body:
+            pieces = [body] if body else []
+        if pieces:
             if self._kind == "events":
-                self._take_events(body, at)
+                self._take_pieces(pieces, at)
             else:
-                self._collect(body, at)
+                self._collect(b"".join(pieces), at)
             if self.outcome is not None:
                 return
         if http.complete:
@@ -249,6 +252,29 @@ class Answer:
         guess = content_type in ("", "text/plain", "application/octet-stream")
         return "unnamed" if guess else "wrong"
 
+    def _take_pieces(self, pieces: list[bytes], at: float) -> None:
+        """Servers mostly send each event as a chunk of its own: then nothing is to be split.
+
+        Before the many that are alike there may be the end of one that the read before cut, the
+        role, and a first text that shows what its twins look like.
+        """
+        alone = 0
+        while alone < ALONE and len(pieces) - alone > FEW:
+            twin = self._twin
+            if twin is not None and self._is_free():
+                texts = twin.texts_of(pieces[alone:] if alone else pieces)
+                if texts is not None:
+                    self._take_twin_texts(texts, at)
+                    alone += len(texts)
+                    break
+            self._take_events(pieces[alone], at)
+            if self.outcome is not None:
+                return
+            alone += 1
+        left = pieces[alone:] if alone else pieces
+        if left:
+            self._take_events(left[0] if len(left) == 1 else b"".join(left), at)
+
     def _take_events(self, body: bytes, at: float) -> None:
         start, size = 0, len(body)
         end_mark = b""
@@ -283,11 +309,14 @@ class Answer:
         if found is None:
             return start
         texts, end = found
+        self._take_twin_texts(texts, at)
+        return end
+
+    def _take_twin_texts(self, texts: list[bytes], at: float) -> None:
         assert self._twin_of is not None
         self._take_texts(self._twin_of, len(texts), at)
         if self._keep_text:
             self._keep(self._twin_of, all_unquoted(texts))
-        return end
 
     def _take_matched(self, body: bytes, start: int, at: float) -> int:
         """Takes the events at `start` that a shortcut matches; where they end."""

@@ -27,6 +27,7 @@ Grade = Literal["note", "warn", "invalid"]
 SEND_LAG = 0.010  # seconds that are allowed whatever the objective
 SEND_LAG_OF_TTFT = 0.02
 RATE_MISSED = 0.01
+FEW_AT_ONCE = 0.01  # of the answers: a short one may come in one read
 CPU_WAIT_SHARE = 0.1  # of the time, all threads together
 CALIBRATED_TO = 0.05  # a load is not known more exactly
 CPU_SHARE = 0.8  # of one core: the client is one thread a process
@@ -353,7 +354,7 @@ def _stream_shape(measured: Measured) -> Iterator[Doubt]:
     if at_once:
         yield Doubt(
             "coalesced",
-            "warn",
+            "warn" if at_once > FEW_AT_ONCE * len(ok) else "note",
             f"{at_once:,} of {len(ok):,} answers were streamed, but arrived all at one moment; "
             "their TTFT is that of the whole answer, and they have no TPOT",
             "look for what buffers between server and client: a proxy, compression",

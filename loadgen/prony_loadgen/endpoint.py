@@ -50,12 +50,10 @@ def find_endpoint(
             "no target: name one by --target http://HOST:PORT (or -H with locust), "
             "by `target:` in the scenario, or in OPENAI_BASE_URL"
         )
-    if api_key_env is not None and not environ.get(api_key_env):
-        raise TargetError(f"--api-key-env: the environment variable {api_key_env} is not set")
     return parse_target(
         found,
         headers=[(name, _filled(name, value, environ)) for name, value in talk.headers.items()],
-        api_key=environ.get(api_key_env or "OPENAI_API_KEY") or None,
+        api_key=_key(api_key_env, environ),
         timeouts=Timeouts(
             connect=talk.timeouts.connect,
             first_token=talk.timeouts.first_token,
@@ -72,6 +70,18 @@ def find_endpoint(
         proxy=talk.proxy,
         environ=environ,
     )
+
+
+def named(url: str, api_key_env: str | None, tls: TlsOptions) -> Target:
+    """The target of a command that has no scenario. Raises TargetError."""
+    key = _key(api_key_env, os.environ)
+    return parse_target(url, api_key=key, tls=tls, environ=os.environ)
+
+
+def _key(api_key_env: str | None, environ: Mapping[str, str]) -> str | None:
+    if api_key_env is not None and not environ.get(api_key_env):
+        raise TargetError(f"--api-key-env: the environment variable {api_key_env} is not set")
+    return environ.get(api_key_env or "OPENAI_API_KEY") or None
 
 
 def _filled(name: str, value: str, environ: Mapping[str, str]) -> str:

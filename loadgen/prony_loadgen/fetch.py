@@ -141,7 +141,7 @@ def _answer(pipe: _Pipe, most: int | None, into: BinaryIO | None) -> Fetched:
             size += len(data)
             if most is not None and size > most:
                 raise FetchError(f"the answer is larger than {most} bytes")
-            piece = reader.feed(data)
+            piece = b"".join(reader.feed(data))
             if into is None:
                 body.append(piece)
             else:

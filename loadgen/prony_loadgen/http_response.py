@@ -52,11 +52,11 @@ class ResponseReader:
         """Whether nothing more is to be read: it is complete, cut or broken."""
         return self._parser is None
 
-    def feed(self, data: bytes) -> bytes:
-        """The piece of the body that `data` held."""
+    def feed(self, data: bytes) -> list[bytes]:
+        """What `data` held of the body: a piece for each chunk that the server made of it."""
         if self._parser is None:
             self._excess = True
-            return b""
+            return []
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
@@ -65,14 +65,9 @@ class ResponseReader:
             self._fault(str(error))
         if self.complete or self.broken is not None:
             self._parser = None
-        pieces = self._body
-        if not pieces:
-            return b""
-        if self._pieces is not None:  # what follows is the body of another answer
-            del pieces[self._pieces :]
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        return body
+        pieces = self._body[: self._pieces]  # what follows is the body of another answer
+        self._body.clear()
+        return pieces
 
     def end(self) -> None:
         """The peer closed: the end of the body where nothing else marks it."""

@@ -26,9 +26,3 @@ def ssl_module() -> ModuleType:
     import ssl
 
     return ssl
-
-
-def ssl_context() -> Any:
-    """A client's SSLContext as the standard library makes it."""
-    made = get_original("ssl", "SSLContext")
-    return made(ssl_module().PROTOCOL_TLS_CLIENT)

@@ -30,6 +30,10 @@ ALL_TIME: Final = (
     "all tokens over the time from the first request sent to the last answered; ours counts what "
     "arrived inside the window"
 )
+OWN_TIME: Final = (
+    "over the time from the first request sent to the last answered; ours is over the window"
+)
+AT_ONCE: Final = "answers that came at one moment count as 0; ours have no TPOT"
 # Below this, relative, two numbers print alike.
 SAME: Final = 0.0005
 
@@ -163,11 +167,11 @@ PEERS: Final[dict[str, Peer]] = {
         _gaps,
         {
             "ttft": f"{SENT}; {INTERPOLATED}",
-            "tpot": INTERPOLATED,
+            "tpot": f"{AT_ONCE}; {INTERPOLATED}",
             "itl": "each chunk is one sample; ours weights a chunk of k tokens as k",
             "e2e": f"{SENT}; {INTERPOLATED}",
             "tokens": ALL_TIME,
-            "requests": "over the same longer time",
+            "requests": OWN_TIME,
         },
     ),
     "sglang": Peer(
@@ -182,7 +186,7 @@ PEERS: Final[dict[str, Peer]] = {
             "itl": INTERPOLATED,
             "e2e": f"{SENT}, {TO_THE_END_TOKEN}; {INTERPOLATED}",
             "tokens": ALL_TIME,
-            "requests": "over the same longer time",
+            "requests": OWN_TIME,
         },
     ),
     "guidellm": Peer(
@@ -199,7 +203,7 @@ PEERS: Final[dict[str, Peer]] = {
             "itl": "the mean of each request, once a token; ours is of single gaps",
             "e2e": f"from the header written, {TO_THE_END_TOKEN}",
             "tokens": ALL_TIME,
-            "requests": "over the same longer time",
+            "requests": OWN_TIME,
         },
         interpolates=False,
         percentiles=(50, 95),
@@ -216,7 +220,7 @@ PEERS: Final[dict[str, Peer]] = {
             "itl": "one mean a request; ours is of single gaps, weighted by tokens",
             "e2e": f"{SENT}; {INTERPOLATED}",
             "tokens": ALL_TIME,
-            "requests": "over the same longer time",
+            "requests": OWN_TIME,
         },
         percentiles=(99, 90, 50),
     ),
@@ -261,8 +265,13 @@ class _Facts:
             label,
             _scaled(_stat(theirs, stat, interpolated=self.peer.interpolates), unit),
             _scaled(_stat(ours, stat, interpolated=False), unit),
-            self.peer.why[metric],
+            self._why(metric, stat),
         )
+
+    def _why(self, metric: str, stat: str | float) -> str:
+        """Of a mean nothing is interpolated."""
+        why = self.peer.why[metric]
+        return why if isinstance(stat, int | float) else why.removesuffix(f"; {INTERPOLATED}")
 
     def rates(self, requests: str, tokens: str) -> list[Number]:
         inside = self.measured.records + self.measured.outside

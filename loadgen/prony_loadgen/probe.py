@@ -220,11 +220,13 @@ def _suspects(error: str, sent: list[str]) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(fields for fields in sets if fields))
 
 
-def ask(target: Target, dialect: Dialect, body: Mapping[str, Any]) -> RequestRecord:
+def ask(
+    target: Target, dialect: Dialect, body: Mapping[str, Any], *, keep_text: bool = False
+) -> RequestRecord:
     """One request; again, where the server asks us to wait first, and not for too long."""
     waited = 0.0
     for _ in range(MOST_WAITS):
-        record = _send(target, dialect, body)
+        record = _send(target, dialect, body, keep_text)
         wait = record.retry_after
         if record.status not in (429, 503) or wait is None or waited + wait > LONGEST_WAIT:
             break
@@ -238,7 +240,9 @@ def patience(timeouts: Timeouts) -> float:
     return min(max(PATIENCE, timeouts.first_token or 0.0), timeouts.total)
 
 
-def _send(target: Target, dialect: Dialect, body: Mapping[str, Any]) -> RequestRecord:
+def _send(
+    target: Target, dialect: Dialect, body: Mapping[str, Any], keep_text: bool
+) -> RequestRecord:
     limit = patience(target.timeouts)
     patient = replace(target.timeouts, first_token=limit, between_tokens=limit)
     now = time.monotonic()
@@ -255,6 +259,7 @@ def _send(target: Target, dialect: Dialect, body: Mapping[str, Any]) -> RequestR
             intended=now,
             trace_id=os.urandom(16).hex(),
             span_id=os.urandom(8).hex(),
+            keep_text=keep_text,
         )
     )
     url = target.endpoint(dialect.path, versioned=dialect.versioned)

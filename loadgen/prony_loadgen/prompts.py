@@ -243,7 +243,9 @@ class _Writer:
         else:
             prompt, expect = self._made(outline), None
         turns = self._turns(outline, prompt)
-        forced = self._kind.output.mode == "forced"
+        # A text that is to be the same ends where the model ends it.
+        compared = expect is not None and expect.reference is not None
+        forced = self._kind.output.mode == "forced" and not compared
         return Draft(prompt, outline.output_tokens, outline.cls, expect, turns, forced)
 
     def _made(self, outline: Outline) -> Prompt:

@@ -37,7 +37,9 @@ class TlsOptions:
 def tls_context(options: TlsOptions) -> "ssl.SSLContext":
     """Raises TlsFileError where a file cannot be used."""
     ssl = native.ssl_module()
-    context: Any = native.ssl_context()
+    # As gevent left it: the setters of the standard library's own class go round in circles once
+    # gevent has put its class in that one's place. Memory is wrapped here, never a socket.
+    context: Any = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     if options.insecure:

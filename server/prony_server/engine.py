@@ -131,10 +131,14 @@ class Engine:
         self._thread.start()
 
     def stop(self, drain: float) -> None:
-        """Takes no more requests; those it has may go on for `drain` seconds, then are aborted."""
+        """Takes no more requests; those it has may go on for `drain` seconds, then are aborted.
+
+        Model and KV cache are let go, whoever still knows the engine.
+        """
         self._intake.stop(drain)
         if self._thread.ident is not None:
             self._thread.join()
+        self._runner.release()
 
     def submit(
         self,

@@ -8,6 +8,8 @@ that asks; `python -m prony_server.in_turn` is the side that serves.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import json
 import logging
 import subprocess
@@ -122,6 +124,13 @@ def _config(given: dict[str, Any]) -> ServeConfig:
     return ServeConfig(**settings)
 
 
+def _give_memory_back() -> None:
+    """What one server had used would hide what the next one takes more and more of."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # glibc's alone
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def main() -> None:
     """Serves what stdin says, line after line, until it ends."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -130,6 +139,7 @@ def main() -> None:
         if running is not None:
             running.end()
             running = None
+            _give_memory_back()
         given = json.loads(line)
         if given is None:
             print("stopped", flush=True)

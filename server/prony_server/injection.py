@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LOG_BYTES = 2**24  # of the file that log-in-decode writes before it starts at its beginning again
 COPIED = 2**20  # float32 numbers in each needless copy: 4 MiB
 LEAK_EVERY = 0.1  # seconds
+TAKEN = 256  # bytes that a slow reader takes at once
 CUT_AFTER = 8  # writes at most before a stream is cut
 
 
@@ -295,8 +296,10 @@ def _slow_writer(fault: Fault) -> _Signal:
 
         def wrapper(write: Any) -> Any:
             async def call(data: bytes) -> None:
-                await write(data)
-                await asyncio.sleep(len(data) / fault.value)
+                for at in range(0, len(data), TAKEN):
+                    piece = data[at : at + TAKEN]
+                    await asyncio.sleep(len(piece) / fault.value)
+                    await write(piece)
 
             return call
 

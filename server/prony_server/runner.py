@@ -120,6 +120,12 @@ class Runner:
     def clear(self, blocks: list[int]) -> None:
         self._cache.clear(blocks)
 
+    def release(self) -> None:
+        """Lets go of model and cache; nothing can be run any more."""
+        self.model = None
+        if hasattr(self, "_cache"):
+            del self._cache, self._padded
+
     def _forward(
         self,
         ids: torch.Tensor,

@@ -70,7 +70,12 @@ def _outlook(objective: Objective, planned: int | None) -> str:
     needs = f"needs at least {least:,} measured requests"
     if isinstance(promise, Share | Marked):
         needs += f" at {share(objective.confidence)} confidence"
-    if objective.cls is not None or objective.stage is not None:
+    # Which requests are of a class, a stage, or have something expected of their answers, the plan
+    # does not count.
+    expected = isinstance(promise, Marked) and promise.metric == "mismatch_share"
+    if expected:
+        needs += " whose prompts expect an answer"
+    if objective.cls is not None or objective.stage is not None or expected:
         planned = None if planned is None or planned >= least else planned
     if planned is None:
         return f"{needs}, the plan does not know how many it will have"

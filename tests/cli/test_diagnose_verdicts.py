@@ -188,6 +188,10 @@ def test_a_queue_with_free_places_and_iterations_can_only_lack_room_for_tokens()
     assert (verdict.id, verdict.found.confidence) == ("kv_capacity", 0.6)
 
 
+def test_a_queue_before_an_engine_that_has_room_for_everybody_lacks_nothing() -> None:
+    assert names(found(server(queue=0.1, kv=0.01, kv_most=0.02, batch=3.0))) == ["none"]
+
+
 def test_a_full_batch_and_a_queue_lack_places() -> None:
     assert names(found(server(queue=0.3, batch=31.0, kv=0.5))) == ["batch_slots"]
 
@@ -263,8 +267,16 @@ def test_of_an_engine_that_does_not_time_iterations_only_spikes_with_newcomers_c
 
 
 def test_gaps_that_are_even_inside_the_engine_are_not_its_iterations_fault() -> None:
-    even = server(**HELD_UP, itl_p50=0.005, itl_p99=0.01)
-    assert names(found(even, gap_p99=0.06, spikes=Spikes(0.2, 0.9))) == ["none"]
+    spiky: dict[str, Any] = {"gap_p99": 0.06, "spikes": Spikes(0.2, 0.9)}
+    alike = {"decode": Steps(900, 0.004), "mixed": Steps(100, 0.0045)}
+    assert names(found(server(**{**HELD_UP, "steps": alike}), **spiky)) == ["none"]
+    even = server(**{**VLLM, "decode": 0.437, "prompt_tokens": 500}, itl_p50=0.005, itl_p99=0.01)
+    assert names(found(even, **spiky)) == ["none"]
+
+
+def test_a_few_very_long_prompts_are_in_no_p99_and_hold_up_the_streams_all_the_same() -> None:
+    few = server(**{**HELD_UP, "steps": {"decode": Steps(992, 0.004), "mixed": Steps(8, 0.25)}})
+    assert names(found(few, gap_p99=0.009, spikes=Spikes(0.09, 0.9))) == ["prefill_interference"]
 
 
 def test_decode_that_broke_its_promise_while_alone_already_is_the_models_speed() -> None:
@@ -365,6 +377,11 @@ def test_silences_in_which_the_engine_went_on_with_its_iterations_are_prompts() 
     assert names(found(busy, silences=STALLS)) == ["none"]
     stood_still = server(decode=0.247, longer_steps={0.005: 900, 0.08: 9})
     assert names(found(stood_still, silences=STALLS)) == ["periodic_stalls"]
+
+
+def test_silences_as_long_as_some_prompts_are_tokenized_are_no_stalls_of_their_own() -> None:
+    slow = server(tokenize=0.1, decode=0.247, loop_lag=0.02, loop_lag_p99=0.1)
+    assert names(found(slow, silences=STALLS)) == ["tokenizing"]
 
 
 def test_silences_without_a_period_are_no_periodic_stalls() -> None:

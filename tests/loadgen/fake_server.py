@@ -7,6 +7,7 @@ It answers each request with `max_tokens` words, so what was asked can be compar
 import json
 import re
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ class FakeServer:
         empty: bool = False,
         busy_every: int = 0,
         port: int = 0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Answers 500 once it has read `fail_after` requests (the probe is not counted).
 
@@ -44,7 +46,8 @@ class FakeServer:
         self._counting = threading.Lock()
         self._listening = socket.create_server(("127.0.0.1", port), backlog=1024)
         self.port: int = self._listening.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self._tls = tls
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -79,6 +82,11 @@ class FakeServer:
 
     def _serve(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is not None:
+            try:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+            except OSError:  # a client that trusts nobody hangs up
+                return
         received = b""
         with connection:
             try:

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import ssl
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from tests.busy import unless_late
 from tests.loadgen.fake_server import FakeServer
 from tests.loadgen.locust_process import (
     Process,
+    command_of,
     fetched,
     free_port,
     locust,
@@ -53,6 +55,46 @@ def _nothing_is_left_running() -> Iterator[None]:
 def server() -> Iterator[FakeServer]:
     with FakeServer(first_token=0.005, gap=0.0005) as server:
         yield server
+
+
+CERTIFICATES = Path(__file__).parent / "certificates"
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_tls_by_a_ca_of_ones_own_works_under_locusts_patched_sockets(
+    processes: str, tmp_path: Path
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATES / "server.pem")
+    port = str(free_port())
+    several = ["--processes", processes, "--master-port", port, "--master-bind-port", port]
+    with FakeServer(first_token=0.005, tls=context) as server:
+        more = several if processes != "1" else []
+        trusting = ours(tmp_path, server, *SHORT, *PASSES,
+                        "--set", f"tls.ca={CERTIFICATES / 'ca.pem'}", *more)  # fmt: skip
+        assert trusting.end() == 0, trusting.said
+        assert len(server.bodies) == 40
+        other = tmp_path / "other"
+        other.mkdir()
+        refusing = ours(other, server, *SHORT, *PASSES)
+        assert refusing.end() == 2, refusing.said
+        assert "certificate" in refusing.said
+    run = RunFolder(tmp_path / "out").read_run()
+    assert run["summary"]["requests"]["ok"] == 40
+
+
+def test_prony_run_reaches_a_tls_server_by_its_ca_and_without_any(tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATES / "server.pem")
+    with FakeServer(first_token=0.005, tls=context) as server:
+        for number, trust in enumerate((f"tls.ca={CERTIFICATES / 'ca.pem'}", "tls.insecure=true")):
+            command = command_of("prony", "run", "closed", "--target", server.url, "--set", trust,
+                                 "--requests", "40", "--warmup", "0s", "--concurrency", "2",
+                                 "--slo", "errors < 20%", "--out", f"out-{number}")  # fmt: skip
+            process = Process(command, tmp_path, f"said-{number}")
+            assert process.end() == 0, process.said
+            run = RunFolder(tmp_path / f"out-{number}").read_run()
+            assert run["summary"]["requests"]["ok"] == 40
 
 
 def ours(folder: Path, server: FakeServer, *options: str) -> Process:
@@ -283,6 +325,38 @@ def test_a_listener_may_quit_in_the_middle_of_a_run(
     assert run["interrupted"] is False
     # Left alone, the scenario would send 350, and the tasks would never end.
     assert 5 <= sum(sent(tmp_path).values()) < 300
+
+
+LISTENS = (
+    MINE
+    + """
+import json
+from locust import events
+
+@events.request.add_listener
+def listen(response_time, exception, context, **_):
+    with open("heard.jsonl", "a") as file:
+        heard = {"response_time": response_time, "ttft": context["ttft"], "failed": bool(exception)}
+        file.write(json.dumps(heard) + "\\n")
+"""
+)
+
+
+def test_m17_locusts_event_covers_the_whole_stream_with_ttft_beside_it_and_fires_once(
+    tmp_path: Path,
+) -> None:
+    # 50 ms to the first of 2 or 9 tokens, 40 ms between them.
+    with FakeServer(first_token=0.05, gap=0.04, fail_after=12) as server:
+        process = mine(tmp_path, server, "-u", "2", "-r", "2", "-t", "2s", text=LISTENS)
+        process.end()
+    heard = [json.loads(line) for line in (tmp_path / "heard.jsonl").read_text().splitlines()]
+    records = list(RunFolder(tmp_path / "out").records())
+    assert len(heard) == len(records)
+    whole = [each for each in heard if not each["failed"]]
+    assert len(whole) <= 12 < len(heard)
+    assert all(each["ttft"] >= 0.05 for each in whole)
+    assert all(each["response_time"] / 1000 >= each["ttft"] + 0.04 for each in whole)
+    assert max(each["response_time"] / 1000 - each["ttft"] for each in whole) >= 8 * 0.04
 
 
 def test_failed_requests_are_failures_in_locust_too(tmp_path: Path) -> None:

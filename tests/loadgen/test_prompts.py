@@ -128,6 +128,23 @@ def test_messages_do_not_fit_a_dialect_of_texts(tmp_path: Path) -> None:
         drafts(scenario(prompts={"file": str(path)}, dialect="openai-completions"))
 
 
+def test_d06_a_byte_order_mark_windows_line_ends_and_blank_lines_are_no_rows(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "b"}')
+    assert [row.prompt.text for row in read_prompts(path)] == ["a", "b"]
+
+
+def test_a_text_that_is_to_be_the_same_is_never_forced_to_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a", "reference": "b"}\n{"prompt": "a", "contains": "b"}\n')
+    same, part = islice(
+        drafts(scenario(prompts={"file": str(path)}, output={"tokens": 9, "mode": "forced"})), 2
+    )
+    assert (same.forced, part.forced) == (False, True)
+
+
 def test_of_a_thousand_bad_rows_twenty_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text("no\n" * 1000)
@@ -282,7 +299,7 @@ def test_the_context_that_the_server_tells_counts_as_well() -> None:
     assert make_plan(scenario(output={"tokens": 4}), tokens=TokenCount(context=20)).requests == 1
 
 
-def test_rows_of_a_file_that_are_sent_again_are_counted(tmp_path: Path) -> None:
+def test_d04_rows_of_a_file_that_are_sent_again_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n')
     plan = make_plan(scenario(prompts={"file": str(path)}, requests=10))

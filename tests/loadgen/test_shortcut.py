@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from prony_loadgen.answer import Answer
 from prony_loadgen.dialects import DIALECTS, Dialect
-from prony_loadgen.shortcut import Shortcuts, unquoted
+from prony_loadgen.shortcut import Shortcuts, Twin, unquoted
 
 HEAD = {
     "events": b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n",
     "lines": b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n\r\n",
 }
+CHUNKED = b"\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class Unlearned(Shortcuts):
@@ -59,9 +60,12 @@ def framed(dialect: Dialect, number: int, text: str) -> bytes:
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
 
 
-def read(dialect: Dialect, pieces: list[bytes], shortcuts: Shortcuts) -> Answer:
+def read(
+    dialect: Dialect, pieces: list[bytes], shortcuts: Shortcuts, *, chunked: bool = False
+) -> Answer:
     answer = Answer(dialect, keep_text=True, shortcuts=shortcuts)
-    answer.feed(HEAD[dialect.framing], 0.0)
+    head = HEAD[dialect.framing]
+    answer.feed(head.replace(b"\r\n\r\n", CHUNKED) if chunked else head, 0.0)
     for at, piece in enumerate(pieces, start=1):
         answer.feed(piece, float(at))
     answer.end(len(pieces) + 1.0)
@@ -190,11 +194,38 @@ def test_many_events_in_one_read_say_the_same_with_and_without_shortcuts(
             st.sampled_from([b"\n", b": ping\n\n", b"data: {}\n\n", b'x"\n', b"\r\n"])
         )
         events.insert(data.draw(st.integers(0, len(events))), other)
+    chunked = data.draw(st.booleans())
+    if chunked:  # mostly a chunk an event, as servers do it
+        at = data.draw(st.integers(0, len(events) - 1))
+        half = len(events[at]) // 2
+        events[at : at + 1] = data.draw(
+            st.sampled_from([events[at : at + 1], [events[at][:half], events[at][half:]]])
+        )
+        events = [b"%x\r\n%b\r\n" % (len(event), event) for event in events if event]
     raw = b"".join(events)
     cut = data.draw(st.integers(0, len(raw)))
-    fast = read(dialect, [raw[:cut], raw[cut:]], Shortcuts(dialect))
-    slow = read(dialect, [raw[:cut], raw[cut:]], Unlearned(dialect))
+    fast = read(dialect, [raw[:cut], raw[cut:]], Shortcuts(dialect), chunked=chunked)
+    slow = read(dialect, [raw[:cut], raw[cut:]], Unlearned(dialect), chunked=chunked)
     assert facts_of(fast) == facts_of(slow)
+
+
+def test_chunks_that_are_an_event_each_are_not_split_again() -> None:
+    dialect = DIALECTS["openai-chat"]
+    shortcuts = Shortcuts(dialect)
+    first = framed(dialect, 1, "Hel")
+    read(dialect, [first], shortcuts)
+    twin = Twin(shortcuts.known[0], first, 0)
+    texts = [b" a", b" b\\n", b"\xe4\xbd\xa0"]
+    events = [first.replace(b"Hel", text) for text in texts]
+    end, error = b"data: [DONE]\n\n", b'data: {"error":"x"}\n\n'
+    assert twin.texts_of(events) == texts
+    assert twin.texts_of([*events, end]) == texts
+    assert twin.texts_of([events[0], error, *events]) is None
+    assert twin.texts_of([events[0], first.replace(b"Hel", b""), *events]) is None
+    assert twin.texts_of([events[0], first.replace(b"Hel", b'"'), *events]) is None
+    assert twin.texts_of([events[0][:9], events[0][9:], *events]) is None
+    assert twin.texts_of([first * 2, *events]) is None
+    assert twin.texts_of([end]) is None
 
 
 def test_an_escape_that_is_cut_by_the_end_of_its_text_is_no_text() -> None:

@@ -104,7 +104,7 @@ def server_said(case: dict[str, Any], raw: bytes) -> list[Said]:
     """What each event of a stream says, without the end mark and blank heartbeats."""
     reader, dialect = ResponseReader(), DIALECTS[case["dialect"]]
     stream = LineStream() if dialect.framing == "lines" else EventStream()
-    events = stream.feed(reader.feed(raw))
+    events = stream.feed(b"".join(reader.feed(raw)))
     if (last := stream.flush()) is not None:
         events.append(last)
     said = [dialect.read_event(event) for event in events if event.data.strip()]

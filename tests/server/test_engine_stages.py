@@ -1,6 +1,8 @@
 """Where the engine's thread says its time went: to one stage at each moment, and none is lost."""
 
+import gc
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -88,3 +90,16 @@ def test_an_idle_engines_idle_time_grows_and_nothing_else_does() -> None:
     assert third[IDLE] >= second[IDLE]
     assert third[FORWARD:] == second[FORWARD:]
     engine.stop(drain=0.0)
+
+
+def test_a_stopped_engine_holds_neither_model_nor_cache() -> None:
+    engine = Engine(tiny_model(), frozenset(), EngineConfig())
+    model, keys = (weakref.ref(x) for x in (engine._runner.model, engine._runner._cache.keys[0]))
+    engine.start()
+    receiver = Receiver()
+    engine.submit("a", [1], greedy(2), receiver.emit_for("a"))
+    receiver.wait()
+    engine.stop(drain=0.0)
+    gc.collect()
+    assert model() is None and keys() is None
+    assert engine.stats().stage_seconds[FORWARD] > 0  # what it counted is still told

@@ -20,7 +20,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 from tests.server.live_server import JSON, LiveServer, live_server, until
 
-from prony_server.loop_lag import tell
+from prony_server.loop_lag import gaps, tell
 from prony_server.stages import STAGES
 from prony_server.telemetry import ServerMetrics
 
@@ -191,10 +191,24 @@ def test_each_watched_thread_has_its_own_processor_time(server: LiveServer) -> N
 
 def test_the_moments_that_passed_while_the_loop_was_held_up_are_late_too() -> None:
     told: list[float] = []
-    due = tell(10.0, 10.26, 0.05, told.append)
+    due = tell(10.0, 10.26, lambda: 0.05, told.append)
     assert told == pytest.approx([0.26, 0.21, 0.16, 0.11, 0.06, 0.01])
     assert due == pytest.approx(10.3)
-    assert tell(due, 10.29, 0.05, told.append) == due and len(told) == 6
+    assert tell(due, 10.29, lambda: 0.05, told.append) == due and len(told) == 6
+
+
+def test_a_loop_that_is_held_up_at_equal_distances_is_seen_as_late_as_it_is() -> None:
+    told: list[float] = []
+    gap = gaps(0.1)
+    due = gap()
+    for number in range(3000):
+        # Held up for 100 ms, then free for 200 ms: three of the looks' mean distances.
+        held_up = number * 0.3
+        while due < held_up:
+            told.append(0.0)
+            due += gap()
+        due = tell(due, held_up + 0.1, gap, told.append)
+    assert sum(told) / len(told) == pytest.approx(0.1**2 / 2 / 0.3, rel=0.1)
 
 
 def test_the_event_loop_is_watched_while_the_server_serves(server: LiveServer) -> None:

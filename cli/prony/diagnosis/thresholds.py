@@ -25,6 +25,7 @@ TABLE: Final[dict[str, Threshold]] = {
     "kv_full": Threshold(0.9, "of the KV cache in use while requests wait",
                          "vLLM's optimization guide; llm-d's playbook (kv > 90 %)"),
     "kv_free": Threshold(0.7, "of the KV cache in use: under it, it is not what is short", OWN),
+    "kv_taken": Threshold(0.3, "of the KV cache at its fullest: under it, room is not short", OWN),
     "slots_full": Threshold(0.8, "of max_num_seqs in a mean batch while requests wait", OWN),
     "held": Threshold(0.9, "of the most requests that were seen to run, whenever others wait", OWN),
     "budget_full": Threshold(0.7, "of max_num_batched_tokens in a mean iteration with a prompt",

@@ -346,7 +346,9 @@ def prefill_interference(e: Evidence) -> Found | None:
         # Where the engine tells how long its iterations take, that decides whose fault it is.
         seen = client.spikes.cost * (1.0 if longer is not None else coincident)
         cost = seen if cost is None else min(cost, seen)
-        if spiky < limit("spiky") or (longer is None and coincident < limit("coincident")):
+        # Few long prompts are in no p99 of gaps: they may cost much all the same.
+        uneven = longer is not None or spiky >= limit("spiky")
+        if not uneven or (longer is None and coincident < limit("coincident")):
             return None
     if cost is None or cost < limit("blamed") * e.e2e:
         return None
@@ -369,13 +371,13 @@ def _held_up(server: Server) -> tuple[float | None, float | None]:
     gaps are inside it. What is spiky outside of it only is not its iterations' fault.
     """
     tokens, p50, p99 = server.generation_tokens or 0.0, server.itl_p50, server.itl_p99
-    if p50 and p99 and p99 / p50 < limit("spiky"):
-        return None, 0.0
     decode, mixed = server.step("decode"), server.steps.get("mixed")
     if decode is not None and mixed is not None and mixed.count:
         longer = max(0.0, mixed.seconds - decode)
         share = mixed.count / (mixed.count + server.steps["decode"].count)
         return longer, tokens * share * longer
+    if p50 and p99 and p99 / p50 < limit("spiky"):
+        return None, 0.0
     if server.itl is None or p50 is None:
         return None, None
     return None, tokens * max(0.0, server.itl - p50)
@@ -546,6 +548,9 @@ def periodic_stalls(e: Evidence) -> Found | None:
         return None  # the event loop stands still then, while the engine goes on
     if e.server is not None and silences.length < 2 * (_with_prompts(e.server) or 0.0):
         return None  # so long an iteration with a prompt takes
+    took = None if e.server is None else e.server.tokenize
+    if took is not None and silences.length < FEW_PROMPTS * took and tokenizing(e) is not None:
+        return None  # so long the loop tokenizes some prompts that came together
     if e.server is not None and e.server.longer_steps:
         shorter = [n for bound, n in e.server.longer_steps.items() if bound <= silences.length / 2]
         if shorter and min(shorter) < silences.count / 2:
@@ -596,6 +601,7 @@ def saturation(e: Evidence) -> Found | None:
 # --- what several of them need ------------------------------------------------------------------
 
 LOOP_TURNS: Final = 4.0  # how often a request waits for the event loop, one after the other
+FEW_PROMPTS: Final = 4  # that come together where requests come as they like
 OUTPUT: Final = frozenset({"emit", "process_batch_result"})  # stages that hand tokens out
 
 
@@ -680,8 +686,10 @@ def _short_of(server: Server) -> str | None:
         return "kv"
     if _fills_budget(server):
         return "budget"
-    # Its places are free and its iterations are not full: only room for tokens is left.
-    return "kv" if server.slots else None
+    # Its places are free and its iterations are not full: only room for tokens is left, where some
+    # of it is taken. An engine that stands still lets wait, too, and is short of nothing.
+    taken = max(kv, server.kv_most or 0.0)
+    return "kv" if server.slots and taken >= limit("kv_taken") else None
 
 
 def _fills_budget(server: Server) -> bool:

@@ -1,7 +1,7 @@
 """What a dialect is: how a prompt becomes a request body, and what one event of an answer says."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from prony_loadgen.prompt import Prompt
@@ -74,3 +74,5 @@ class Dialect:
     server_times: Callable[[Mapping[str, Any]], dict[str, float] | None] = no_times
     headers: tuple[tuple[str, str], ...] = ()
     key_header: str | None = None  # takes the bare API key, beside Authorization
+    # What makes a body ask for the likeliest token each time.
+    greedy: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0})

@@ -146,6 +146,7 @@ def server_times(usage: Mapping[str, Any]) -> dict[str, float]:
 
 OLLAMA_CHAT = Dialect(
     name="ollama-chat",
+    greedy={"options": {"temperature": 0}},
     path="/api/chat",
     body=chat_body,
     read_event=read_chat_event,

@@ -91,6 +91,7 @@ def output_tokens(usage: Mapping[str, Any]) -> int | None:
 
 TGI = Dialect(
     name="tgi",
+    greedy={"parameters": {"do_sample": False}},
     path="/generate_stream",
     body=body,
     read_event=read_event,
