@@ -70,12 +70,14 @@ def _outlook(objective: Objective, planned: int | None) -> str:
     needs = f"needs at least {least:,} measured requests"
     if isinstance(promise, Share | Marked):
         needs += f" at {share(objective.confidence)} confidence"
-    # Which requests are of a class, a stage, or have something expected of their answers, the plan
-    # does not count.
+    # Of a class or a stage, or of prompts that expect an answer, the plan does not say how many
+    # requests there will be.
     expected = isinstance(promise, Marked) and promise.metric == "mismatch_share"
     if expected:
         needs += " whose prompts expect an answer"
-    if objective.cls is not None or objective.stage is not None or expected:
+        if planned is not None and planned >= least:
+            return f"{needs}; the plan has {planned:,}, whatever they expect"
+    if objective.cls is not None or objective.stage is not None:
         planned = None if planned is None or planned >= least else planned
     if planned is None:
         return f"{needs}, the plan does not know how many it will have"

@@ -182,3 +182,12 @@ def test_a_joint_condition_is_watched_as_one() -> None:
     watch = BreachWatch(slo, 300, ALWAYS)
     slow = [request(i, ttft=2.0) if i % 2 else request(i, tpot=0.2) for i in range(7)]
     assert [watch.add(record) for record in slow][-1]
+
+
+def test_of_a_mismatch_share_the_plan_does_not_know_whose_prompts_expect_an_answer() -> None:
+    same = load_slo(["sanity"])
+    [line] = [line for line in can_decide(same, 320) if line.startswith("right: ")]
+    assert line == (
+        "right: needs at least 30 measured requests at 95 % confidence whose prompts expect an "
+        "answer; the plan has 320, whatever they expect"
+    )
