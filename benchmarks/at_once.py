@@ -7,8 +7,9 @@ import math
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from prony_server.engine import Engine
 from prony_server.sequence import Output, SamplingParams
@@ -42,15 +43,21 @@ def works_of(count: int, lengths: Lognormal, rng: random.Random, vocabulary: int
     ]
 
 
-def run_at_once(engine: Engine, works: Sequence[Work]) -> tuple[float, list[Output]]:
+def run_at_once(
+    engine: Engine,
+    works: Sequence[Work],
+    on_output: Callable[[int, Output], None] = lambda at, output: None,
+) -> tuple[float, list[Output]]:
     """Greedy, ends ignored: when it started (time.monotonic()), and how each request ended.
 
-    The engine is started and stopped here. Raises RuntimeError unless all reached their length.
+    The engine is started and stopped here; `on_output` is told of each output and of whose it is.
+    Raises RuntimeError unless all reached their length.
     """
     finished: list[Output] = []
     all_done = threading.Event()
 
-    def emit(output: Output) -> None:
+    def emit(at: int, output: Output) -> None:
+        on_output(at, output)
         if output.finish_reason is not None:
             finished.append(output)
             if len(finished) == len(works):
@@ -58,7 +65,7 @@ def run_at_once(engine: Engine, works: Sequence[Work]) -> tuple[float, list[Outp
 
     for at, work in enumerate(works):  # before the start: all are there at once
         params = SamplingParams(work.output_tokens, temperature=0.0, ignore_eos=True)
-        engine.submit(str(at), work.prompt, params, emit)
+        engine.submit(str(at), work.prompt, params, partial(emit, at))
     started = time.monotonic()
     engine.start()
     all_done.wait()

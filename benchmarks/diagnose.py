@@ -6,8 +6,8 @@ with the tiny model, in one process that changes it between them. `accuracy` is 
 whose first verdict is the cause; `false_blame` the share of healthy runs in which anything is
 blamed. Each run is judged a second time by what vLLM's metrics alone would have told of it.
 
-    python benchmarks/diagnose.py [--quick] [--seeds N] [--first-seed N] [--only CAUSE ...]
-                                  [--keep DIR] [--metric-names vllm]  # figures of the second look
+    python benchmarks/diagnose.py [--quick] [--seeds N] [--only CAUSE ...] [--keep DIR]
+                                  [--metric-names vllm]    # the figures are of the second look
     python benchmarks/diagnose.py --judge DIR     # runs that were kept, by the verdicts as they are
     python benchmarks/diagnose.py --remedies      # the same load before and after the change
 """
@@ -242,7 +242,7 @@ def main() -> None:
 
     every = [
         (cause, intensity, seed)
-        for seed in range(options.first_seed, options.first_seed + options.seeds)
+        for seed in range(1, options.seeds + 1)
         for cause in causes
         for intensity in intensities
     ]
@@ -283,7 +283,6 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--quick", action="store_true", help="six causes, one intensity, one seed")
     add("--seeds", type=int, help="how many (5; 1 with --quick)")
-    add("--first-seed", type=int, default=1, metavar="N")
     add("--seconds", type=float, help="of load, a run")
     add("--only", action="append", choices=list(CAUSES), metavar="CAUSE")
     add("--keep", type=Path, metavar="DIR", help="keep the run folders there")
@@ -346,9 +345,7 @@ def _renamed(series: Series) -> Series:
             part = ours.removeprefix(renaming.name)
             if part == ours or part not in ("", "_bucket", "_sum", "_count"):
                 continue
-            if all(labels.get(label, "") == wanted for label, wanted in renaming.only.items()):
-                le = {"le": labels["le"]} if "le" in labels else {}
-                told = {to: labels[label] for label, to in renaming.labels.items()} | le
+            if (told := renaming.told(labels)) is not None:
                 key = name + part, tuple(told.items())
                 summed[key] = summed.get(key, 0.0) + value
         kept += [(full, dict(told), value) for (full, told), value in summed.items()]

@@ -18,20 +18,18 @@ import math
 import platform
 import random
 import statistics
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from benchmarks.at_once import Work
+from benchmarks.at_once import Work, run_at_once
 from benchmarks.hf_batching import continuous_batching
 
 from prony_server.engine import Engine, Step
 from prony_server.limits import Decode, EngineConfig
 from prony_server.quantize import BITS, quantize
-from prony_server.sequence import Output, SamplingParams
 
 # Nearer logits than this share of the largest may change places by rounding.
 TIES = {torch.float32: 1e-4, torch.bfloat16: 0.03}
@@ -359,29 +357,7 @@ def _run(
         on_step,
     )
     tokens: list[list[int]] = [[] for _ in works]
-    lasts: list[Output] = []
-    done = threading.Event()
-
-    def emit_into(mine: list[int]) -> Callable[[Output], None]:
-        def emit(output: Output) -> None:
-            mine.extend(output.token_ids)
-            if output.finish_reason is not None:
-                lasts.append(output)
-                if len(lasts) == len(works):
-                    done.set()
-
-        return emit
-
-    for at, work in enumerate(works):
-        params = SamplingParams(work.output_tokens, temperature=0.0, ignore_eos=True)
-        engine.submit(str(at), work.prompt, params, emit_into(tokens[at]))
-    started = time.monotonic()
-    engine.start()
-    done.wait()
-    engine.stop(drain=0.0)
-    wrong = [output for output in lasts if output.finish_reason != "length"]
-    if wrong:
-        raise RuntimeError(f"request {wrong[0].request_id} ended with {wrong[0].error}")
+    started, lasts = run_at_once(engine, works, lambda at, o: tokens[at].extend(o.token_ids))
     firsts = [(output.phases.first_token or math.inf) - started for output in lasts]
     seconds = max(output.phases.last_token or math.inf for output in lasts) - started
     return Ran(tokens, firsts, seconds, steps)

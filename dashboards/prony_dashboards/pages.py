@@ -6,13 +6,15 @@ holds what happens in one second, and rises by it; a gauge stays.
 """
 
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
+
+from prony_dashboards.served import served
 
 FOLDER: Final = Path(__file__).parent / "pages"
 HEADER: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -56,14 +58,8 @@ def serving(text: str, clock: Callable[[], float] = time.monotonic) -> Iterator[
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(Handler) as url:
+        yield urlsplit(url).netloc
 
 
 def _family(sample: str) -> set[str]:

@@ -166,10 +166,10 @@ PEERS: Final[dict[str, Peer]] = {
         _last_token_from_send,
         _gaps,
         {
-            "ttft": f"{SENT}; {INTERPOLATED}",
-            "tpot": f"{AT_ONCE}; {INTERPOLATED}",
+            "ttft": SENT,
+            "tpot": AT_ONCE,
             "itl": "each chunk is one sample; ours weights a chunk of k tokens as k",
-            "e2e": f"{SENT}; {INTERPOLATED}",
+            "e2e": SENT,
             "tokens": ALL_TIME,
             "requests": OWN_TIME,
         },
@@ -181,10 +181,10 @@ PEERS: Final[dict[str, Peer]] = {
         _end_from_send,
         _gaps_by_token,
         {
-            "ttft": f"{SENT}; {INTERPOLATED}",
-            "tpot": f"{TO_THE_END_TOKEN}; {INTERPOLATED}",
-            "itl": INTERPOLATED,
-            "e2e": f"{SENT}, {TO_THE_END_TOKEN}; {INTERPOLATED}",
+            "ttft": SENT,
+            "tpot": TO_THE_END_TOKEN,
+            "itl": "a gap counts once a token, in whole tokens",
+            "e2e": f"{SENT}, {TO_THE_END_TOKEN}",
             "tokens": ALL_TIME,
             "requests": OWN_TIME,
         },
@@ -215,10 +215,10 @@ PEERS: Final[dict[str, Peer]] = {
         _last_token_from_send,
         _mean_once,
         {
-            "ttft": f"{SENT}; {INTERPOLATED}",
-            "tpot": f"called inter token latency there: one mean a request; {INTERPOLATED}",
+            "ttft": SENT,
+            "tpot": "called inter token latency there: one mean a request",
             "itl": "one mean a request; ours is of single gaps, weighted by tokens",
-            "e2e": f"{SENT}; {INTERPOLATED}",
+            "e2e": SENT,
             "tokens": ALL_TIME,
             "requests": OWN_TIME,
         },
@@ -269,9 +269,9 @@ class _Facts:
         )
 
     def _why(self, metric: str, stat: str | float) -> str:
-        """Of a mean nothing is interpolated."""
         why = self.peer.why[metric]
-        return why if isinstance(stat, int | float) else why.removesuffix(f"; {INTERPOLATED}")
+        percentile = isinstance(stat, int | float)
+        return f"{why}; {INTERPOLATED}" if percentile and self.peer.interpolates else why
 
     def rates(self, requests: str, tokens: str) -> list[Number]:
         inside = self.measured.records + self.measured.outside

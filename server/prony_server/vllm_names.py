@@ -25,6 +25,13 @@ class Renaming:
     only: Mapping[str, str] = field(default_factory=dict)  # labels that a sample of ours must have
     labels: Mapping[str, str] = field(default_factory=dict)  # ours that is kept, as vLLM calls it
 
+    def told(self, labels: Mapping[str, str]) -> dict[str, str] | None:
+        """What is left of a sample's labels; None where the sample is not among vLLM's."""
+        if any(labels.get(label, "") != value for label, value in self.only.items()):
+            return None
+        kept = {to: labels[label] for label, to in self.labels.items()}
+        return kept | {"le": labels["le"]} if "le" in labels else kept
+
 
 # As Prometheus stores them: a counter with its _total.
 VLLM: Final[Mapping[str, Renaming]] = {
@@ -74,11 +81,9 @@ class VllmPage(Collector):
         family = Metric(_told(name, ours), ours.documentation, ours.type)
         summed: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float, Exemplar | None]] = {}
         for sample in ours.samples:
-            kept = {to: sample.labels[label] for label, to in renaming.labels.items()}
-            if any(sample.labels[label] != value for label, value in renaming.only.items()):
+            kept = renaming.told(sample.labels)
+            if kept is None:
                 continue
-            if "le" in sample.labels:
-                kept["le"] = sample.labels["le"]
             part = sample.name.removeprefix(ours.name)
             # Labels that vLLM does not have, such as ours of the operation, are summed over.
             key = part, tuple((self._labels | kept).items())

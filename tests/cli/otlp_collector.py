@@ -10,7 +10,8 @@ from opentelemetry.proto_json.collector.metrics.v1.metrics_service import (
     ExportMetricsServiceRequest,
 )
 from opentelemetry.proto_json.collector.trace.v1.trace_service import ExportTraceServiceRequest
-from tests.served import served
+
+from prony_dashboards.served import served
 
 
 class Collector:

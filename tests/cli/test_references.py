@@ -1,46 +1,27 @@
 """Answers kept as references: what a file of prompts and a server make of each other."""
 
 import json
-from http.server import BaseHTTPRequestHandler
-from itertools import count
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.served import served
+from tests.loadgen.fake_server import MODEL, FakeServer
 
 from prony.__main__ import main
 
-MODELS = {"object": "list", "data": [{"id": "m", "object": "model"}]}
 
+class Saying(FakeServer):
+    """Says these one after the other, over and over; the probe gets the first."""
 
-def answering(said: list[str], asked: list[dict[str, object]]) -> type[BaseHTTPRequestHandler]:
-    """A server that says these one after the other, over and over; the probe gets the first."""
-    number = count()
+    def __init__(self, *said: str) -> None:
+        super().__init__()
+        self._said = cycle(said)
+        self.asked: list[dict[str, Any]] = []  # the probe's among them
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self._answer("application/json", json.dumps(MODELS).encode())
-
-        def do_POST(self) -> None:
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            text = said[next(number) % len(said)]
-            chunk = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}
-            body = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
-            self._answer("text/event-stream", body.encode())
-
-        def _answer(self, kind: str, body: bytes) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    return Handler
+    def words(self, asked: dict[str, Any]) -> list[str]:
+        self.asked.append(asked)
+        return [next(self._said)]
 
 
 def prompts(folder: Path, *rows: dict[str, object]) -> str:
@@ -50,23 +31,22 @@ def prompts(folder: Path, *rows: dict[str, object]) -> str:
 
 
 def test_rows_come_out_as_they_went_in_with_the_answer_as_their_reference(tmp_path: Path) -> None:
-    asked: list[dict[str, object]] = []
     rows = prompts(
         tmp_path,
         {"prompt": "What is the capital of France?", "contains": "Paris", "output_tokens": 8},
         {"messages": [{"role": "user", "content": "And of Italy?"}], "pattern": "R.me"},
     )
     out = tmp_path / "new" / "expected.jsonl"
-    with served(answering(["Paris, Rome"], asked)) as url:
-        assert main(["references", rows, "--target", url, "--out", str(out)]) == 0
+    with Saying("Paris, Rome") as server:
+        assert main(["references", rows, "--target", server.url, "--out", str(out)]) == 0
     assert [json.loads(line) for line in out.read_text().splitlines()] == [
         {"prompt": "What is the capital of France?", "output_tokens": 8,
          "reference": "Paris, Rome", "contains": ["Paris"]},
         {"messages": [{"role": "user", "content": "And of Italy?"}], "output_tokens": 32,
          "reference": "Paris, Rome", "pattern": "R.me"},
     ]  # fmt: skip
-    assert all(body["temperature"] == 0 for body in asked)
-    assert [body["max_tokens"] for body in asked[1:]] == [8, 8, 32, 32]
+    assert all(body["temperature"] == 0 for body in server.asked)
+    assert [body["max_tokens"] for body in server.asked[1:]] == [8, 8, 32, 32]
 
 
 def test_rows_that_can_be_no_reference_are_left_out_and_named(
@@ -82,15 +62,15 @@ def test_rows_that_can_be_no_reference_are_left_out_and_named(
     )
     out = tmp_path / "expected.jsonl"
     said = ["probe", "one", "one", "two", "other", "Paris", "Paris", " ", " ", "five", "five"]
-    with served(answering(said, [])) as url:
-        assert main(["references", rows, "--target", url, "--out", str(out)]) == 0
+    with Saying(*said) as server:
+        assert main(["references", rows, "--target", server.url, "--out", str(out)]) == 0
     kept = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["reference"] for row in kept] == ["one", "five"]
     told = capsys.readouterr()
     assert "prompts.jsonl:2: left out: two answers differ" in told.err
     assert "prompts.jsonl:3: left out: the answer is not what the row expects: 'Paris'" in told.err
     assert "prompts.jsonl:4: left out: an answer without any text" in told.err
-    assert "2 of 5 answers of m kept in" in told.out
+    assert f"2 of 5 answers of {MODEL} kept in" in told.out
 
 
 def test_without_one_reference_there_is_no_file(
@@ -98,8 +78,8 @@ def test_without_one_reference_there_is_no_file(
 ) -> None:
     rows = prompts(tmp_path, {"prompt": "one"})
     out = tmp_path / "expected.jsonl"
-    with served(answering(["probe", "a", "b"], [])) as url:
-        assert main(["references", rows, "--target", url, "--out", str(out)]) == 2
+    with Saying("probe", "a", "b") as server:
+        assert main(["references", rows, "--target", server.url, "--out", str(out)]) == 2
     assert "answers no row of" in capsys.readouterr().err
     assert not out.exists()
 
@@ -109,12 +89,12 @@ def test_a_file_that_cannot_be_made_is_told_before_anything_is_asked(
     out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    asked: list[dict[str, object]] = []
     rows = prompts(tmp_path, {"prompt": "one"})
-    with served(answering(["a"], asked)) as url:
-        assert main(["references", rows, "--target", url, "--out", str(tmp_path / out)]) == 2
+    with Saying("a") as server:
+        path = str(tmp_path / out)
+        assert main(["references", rows, "--target", server.url, "--out", path]) == 2
     assert "--out " in capsys.readouterr().err
-    assert asked == []
+    assert server.asked == []
 
 
 def test_references_are_not_written_over_nor_asked_with_a_key_that_is_not_there(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from tests.served import served
+from prony_dashboards.served import served
 
 TOKEN = "glsa_test"
 NOTICE = "a fake of Grafana's API answers here; no real Grafana was run"

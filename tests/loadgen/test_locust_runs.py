@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import ssl
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from tests.loadgen.locust_process import (
     locust,
     nothing_is_left_running,
 )
+from tests.loadgen.tls_server import CA, server_side
 
 from prony_loadgen.folder import RunFolder
 from prony_loadgen.shipped import shipped
@@ -57,21 +57,16 @@ def server() -> Iterator[FakeServer]:
         yield server
 
 
-CERTIFICATES = Path(__file__).parent / "certificates"
-
-
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_tls_by_a_ca_of_ones_own_works_under_locusts_patched_sockets(
     processes: str, tmp_path: Path
 ) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(CERTIFICATES / "server.pem")
     port = str(free_port())
     several = ["--processes", processes, "--master-port", port, "--master-bind-port", port]
-    with FakeServer(first_token=0.005, tls=context) as server:
+    with FakeServer(first_token=0.005, tls=server_side()) as server:
         more = several if processes != "1" else []
         trusting = ours(tmp_path, server, *SHORT, *PASSES,
-                        "--set", f"tls.ca={CERTIFICATES / 'ca.pem'}", *more)  # fmt: skip
+                        "--set", f"tls.ca={CA}", *more)  # fmt: skip
         assert trusting.end() == 0, trusting.said
         assert len(server.bodies) == 40
         other = tmp_path / "other"
@@ -84,10 +79,8 @@ def test_tls_by_a_ca_of_ones_own_works_under_locusts_patched_sockets(
 
 
 def test_prony_run_reaches_a_tls_server_by_its_ca_and_without_any(tmp_path: Path) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(CERTIFICATES / "server.pem")
-    with FakeServer(first_token=0.005, tls=context) as server:
-        for number, trust in enumerate((f"tls.ca={CERTIFICATES / 'ca.pem'}", "tls.insecure=true")):
+    with FakeServer(first_token=0.005, tls=server_side()) as server:
+        for number, trust in enumerate((f"tls.ca={CA}", "tls.insecure=true")):
             command = command_of("prony", "run", "closed", "--target", server.url, "--set", trust,
                                  "--requests", "40", "--warmup", "0s", "--concurrency", "2",
                                  "--slo", "errors < 20%", "--out", f"out-{number}")  # fmt: skip

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 
-from tests.served import served
-
+from prony_dashboards.served import served
 from prony_loadgen import scrape
 from prony_loadgen.scrape import GIVE_UP, Scraped, Scraper, telling
 from prony_loadgen.target import parse_target

@@ -23,14 +23,13 @@ from tests.loadgen.replay_server import (
     event,
     serving,
 )
+from tests.loadgen.tls_server import CA, CERTIFICATES, server_side
 
 from prony_loadgen.fetch import FetchError, fetch
 from prony_loadgen.record import RequestRecord
 from prony_loadgen.target import TargetError, Timeouts, parse_target
 from prony_loadgen.tls import TlsOptions
 
-CERTIFICATES = Path(__file__).parent / "certificates"
-CA = str(CERTIFICATES / "ca.pem")
 CLIENT, CLIENT_KEY = str(CERTIFICATES / "client.pem"), str(CERTIFICATES / "client-key.pem")
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENTS = (event("Hel"), event("lo"), FINISH, DONE)
@@ -191,15 +190,6 @@ def test_http10_without_a_length_ends_where_the_connection_does() -> None:
 
 
 # TLS.
-
-
-def server_side(*, client_ca: str | None = None) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(CERTIFICATES / "server.pem")
-    if client_ca is not None:
-        context.load_verify_locations(client_ca)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
 
 
 def older(context: ssl.SSLContext) -> ssl.SSLContext:

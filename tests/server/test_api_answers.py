@@ -168,13 +168,10 @@ def test_streamed_choices_come_interleaved_each_with_role_and_reason(server: Liv
         assert [c["finish_reason"] for c in mine] == [None] * (len(mine) - 1) + ["length"]
 
 
-def _names(told: dict[str, Any]) -> list[tuple[str, list[int]]]:
-    """The token and its alternatives, without their probabilities."""
-    return [(each["token"], each["bytes"]) for each in (told, *told["top_logprobs"])]
-
-
 def test_logprobs_of_a_chat_name_tokens_bytes_and_alternatives(server: LiveServer) -> None:
     settings: dict[str, Any] = {"max_tokens": 6, "temperature": 0, "logprobs": True}
+    # What comes from the prefix cache has other last digits: then all that follow come from there.
+    server.chat("why", top_logprobs=3, **settings)
     body = server.chat("why", top_logprobs=3, **settings).json
     [choice] = body["choices"]
     content = choice["logprobs"]["content"]
@@ -187,12 +184,7 @@ def test_logprobs_of_a_chat_name_tokens_bytes_and_alternatives(server: LiveServe
         assert values == sorted(values, reverse=True)
     chunks = server.chat("why", top_logprobs=3, stream=True, **settings).events[:-1]
     told = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-    streamed = [each for some in told if some for each in some["content"]]
-    assert [_names(each) for each in streamed] == [_names(each) for each in content]
-    # The second prompt came from the prefix cache: other shapes of products, other last digits.
-    assert [each["logprob"] for each in streamed] == pytest.approx(
-        [each["logprob"] for each in content], abs=1e-4
-    )
+    assert [each for some in told if some for each in some["content"]] == content
     without = server.chat("why", **settings).json["choices"][0]["logprobs"]["content"]
     assert [each["top_logprobs"] for each in without] == [[]] * 6
 

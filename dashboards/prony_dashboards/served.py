@@ -1,4 +1,4 @@
-"""A handler of HTTP requests behind a real socket, for as long as a test needs it."""
+"""A handler of HTTP requests behind a real socket on loopback, for as long as a block needs it."""
 
 import threading
 from collections.abc import Iterator
