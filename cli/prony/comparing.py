@@ -32,6 +32,8 @@ class Compared:
         """The key `regression` of verdict.json; `rows` are its checks."""
         binding = {r.verdict for r in self.results if r.severity == "fail"}
         verdict = next((v for v in ("breach", "inconclusive") if v in binding), "pass")
+        if any(r.verdict == "invalid" for r in self.results):
+            verdict = "invalid"
         return {
             "verdict": verdict,
             "mode": self.mode,
@@ -60,8 +62,9 @@ def compare_with_stored(
 ) -> Compared | None:
     """The results of the SLO's checks for these runs (run.json and measured part).
 
-    None where the SLO has no checks. A baseline that is missing, damaged, or of another setting
-    makes them inconclusive, with the reason; only one that is missing is what `missing:` is about.
+    None where the SLO has no checks. A baseline that is missing or of another setting makes them
+    inconclusive, and one that cannot be read invalid, with the reason; only one that is missing is
+    what `missing:` is about.
     """
     regression = slo.regression
     if regression is None or not regression.checks:
@@ -81,7 +84,10 @@ def compare_with_stored(
             return Compared(
                 no_baseline(regression, command), "stored", "nothing yet", True, f"`{command}`"
             )
-        return _unusable(regression, str(where), str(error))
+        damaged = _unusable(regression, str(where), str(error))
+        return replace(
+            damaged, results=tuple(replace(r, verdict="invalid") for r in damaged.results)
+        )
     for facts, _ in runs:
         reason = mismatch(baseline, facts)
         if reason is not None:

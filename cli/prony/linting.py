@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from prony import noise_store
 from prony.errors import UsageError
 from prony_loadgen.plan import make_plan
+from prony_loadgen.prompts import rows_of
 from prony_loadgen.scenario import Scenario, load_scenario
 from prony_slo.ahead import fewest, undecidable
 from prony_slo.fingerprint import workload
 from prony_slo.noise import FEWEST_DF
 from prony_slo.objective import load_slo
-from prony_slo.promise import SloFile
+from prony_slo.promise import Marked, SloFile
 from prony_slo.regression import amount, smallest_seen
 from prony_slo.selftest import prove
 
@@ -46,6 +47,7 @@ def lint(name: str, scenario: str | None) -> int:
     requests = make_plan(loaded.model_copy(update={"warmup": warmup or 0.0})).measured
     found = [
         *_undecidable(slo, loaded, requests),
+        *_unexpected(slo, loaded),
         *_unsuitable_checks(slo, loaded, requests),
         *_narrow_tolerances(slo, loaded),
     ]
@@ -78,6 +80,28 @@ def _undecidable(slo: SloFile, scenario: Scenario, requests: int | None) -> Iter
             f"{objective.place}: {objective.id}: needs at least {fewest(objective):,} measured "
             f"requests to be met, {scenario.name} has {requests:,}"
         )
+
+
+def _unexpected(slo: SloFile, scenario: Scenario) -> Iterator[str]:
+    """Shares of wrong answers where nobody says what a right one is."""
+    found = [
+        objective
+        for objective in slo.objectives
+        if isinstance(objective.promise, Marked) and objective.promise.metric == "mismatch_share"
+    ]
+    if not found or scenario.checks is not None or _expects(scenario):
+        return
+    for objective in found:
+        yield (
+            f"{objective.place}: {objective.id}: no prompt of {scenario.name} expects an answer; "
+            "give rows of its prompts file a reference (`prony references`), contains or pattern, "
+            "or name `checks`"
+        )
+
+
+def _expects(scenario: Scenario) -> bool:
+    prompts = [kind.prompts for kind in scenario.classes if kind.prompts and kind.prompts.file]
+    return any(row.expect is not None for each in prompts for row in rows_of(scenario, each))
 
 
 def _unsuitable_checks(slo: SloFile, scenario: Scenario, requests: int | None) -> Iterator[str]:

@@ -5,17 +5,17 @@ The client's thread feeds it what a socket gave; tests feed it the same bytes cu
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prony_loadgen.coding import CodingError, Decoder, decoder
-from prony_loadgen.dialects.dialect import Dialect, Said
+from prony_loadgen.dialects.dialect import Dialect, Framing, Said
 from prony_loadgen.error_text import error_line, shortened
 from prony_loadgen.http_response import ResponseReader
 from prony_loadgen.ndjson import LineStream
 from prony_loadgen.record import Arrival, Channel, Outcome, TokenSource
 from prony_loadgen.retry_after import wait_told
-from prony_loadgen.shortcut import Shortcut, Shortcuts, Twin, all_unquoted
+from prony_loadgen.shortcut import Shortcut, Shortcuts, Twin, all_unquoted, shortcuts_of
 from prony_loadgen.sse import BOM, Event, EventStream
 
 # Reasons for ending by which a server says that something went wrong.
@@ -38,9 +38,10 @@ ABNORMAL = frozenset(
 FIRST_BYTES = 4096
 # Enough to tell what a body without a content type is.
 SNIFFED_BYTES = 64
-# Up to so many events in one read are cheaper to match than to split, and after many alike so few
-# are cheaper to decode than to look at one by one.
-FEW, MANY = 3, 6
+# Up to so many events in one read are cheaper to match than to split.
+FEW = 3
+# Of an event that a read has cut, so much is kept until its end comes.
+LONGEST_REST = 4096
 # So many pieces of a read are looked at one by one, to find the first of many alike.
 ALONE = 4
 # Known usage objects have two or three.
@@ -65,8 +66,10 @@ class Answer:
         "_http",
         "_keep_text",
         "_kind",
+        "_learned",
         "_listed",
         "_listed_waiting",
+        "_rest",
         "_shortcuts",
         "_stream",
         "_texts",
@@ -84,11 +87,16 @@ class Answer:
     )
 
     def __init__(
-        self, dialect: Dialect, *, keep_text: bool, shortcuts: Shortcuts | None = None
+        self,
+        dialect: Dialect,
+        *,
+        keep_text: bool,
+        shortcuts: Mapping[Framing, Shortcuts] | None = None,
     ) -> None:
         """`shortcuts` are what earlier answers of the same target taught."""
         self._dialect = dialect
-        self._shortcuts = Shortcuts(dialect) if shortcuts is None else shortcuts
+        self._learned = shortcuts_of(dialect) if shortcuts is None else shortcuts
+        self._shortcuts = self._learned["events"]
         self._keep_text = keep_text
         self._http = ResponseReader()
         # How the body is read: "events", "json", "error", "redirect", "wrong", or "unnamed" until
@@ -97,6 +105,7 @@ class Answer:
         self._decoder: Decoder | None = None
         self._stream: EventStream | LineStream = EventStream()
         self._events = 0
+        self._rest = b""  # the start of an event whose end has not come
         self._body: list[bytes] = []
         self._body_size = 0
         self._twin: Twin | None = None
@@ -244,7 +253,7 @@ class Answer:
         if content_type == "text/event-stream":
             return "events"
         if content_type in LINE_TYPES:
-            self._stream = LineStream()
+            self._read_lines()
             return "events"
         if content_type == "application/json" or content_type.endswith("+json"):
             return "json"
@@ -252,16 +261,21 @@ class Answer:
         guess = content_type in ("", "text/plain", "application/octet-stream")
         return "unnamed" if guess else "wrong"
 
+    def _read_lines(self) -> None:
+        self._stream, self._shortcuts = LineStream(), self._learned["lines"]
+
     def _take_pieces(self, pieces: list[bytes], at: float) -> None:
         """Servers mostly send each event as a chunk of its own: then nothing is to be split.
 
-        Before the many that are alike there may be the end of one that the read before cut, the
-        role, and a first text that shows what its twins look like.
+        Before the many that are alike there may be the role, and a first text that shows what its
+        twins look like.
         """
+        if self._rest:
+            pieces[0], self._rest = self._rest + pieces[0], b""
         alone = 0
         while alone < ALONE and len(pieces) - alone > FEW:
             twin = self._twin
-            if twin is not None and self._is_free():
+            if twin is not None and self._is_free() and not self._rest:
                 texts = twin.texts_of(pieces[alone:] if alone else pieces)
                 if texts is not None:
                     self._take_twin_texts(texts, at)
@@ -276,6 +290,10 @@ class Answer:
             self._take_events(left[0] if len(left) == 1 else b"".join(left), at)
 
     def _take_events(self, body: bytes, at: float) -> None:
+        if self._rest:
+            body, self._rest = self._rest + body, b""
+        if not self._events and self._stream.untouched and not body.startswith(BOM[:1]):
+            self._stream.begin()
         start, size = 0, len(body)
         end_mark = b""
         twins = True  # whether it is worth to look for some in this body
@@ -286,22 +304,40 @@ class Answer:
                 if twins and twin is not None and size - start > FEW * twin.size:
                     end = self._take_twins(twin, body, start, at)
                     twins = end > start
-                    if twins and size - end < MANY * twin.size:
-                        start = end
-                        break  # what is left is the end of the stream, or little
                 if end == start:
                     end = self._take_matched(body, start, at)
+                if end == start:
+                    end = self._take_fixed(body, start, at)
             if end == start:
                 end_mark = end_mark or _end_mark(self._stream, body)
                 end = body.find(end_mark, start) + len(end_mark)
                 if end < start + len(end_mark):
                     break
                 self._decode_events(body[start:end], at)
-                if self.outcome is not None:
-                    return
+            if self.outcome is not None:
+                return
             start = end
         if start < size:
-            self._decode_events(body[start:] if start else body, at)
+            left = body[start:] if start else body
+            if self._shortcuts.known and self._is_free() and self._is_cut(left):
+                self._rest = left
+            else:
+                self._decode_events(left, at)
+
+    def _is_cut(self, left: bytes) -> bool:
+        """Whether this is surely no whole event, and short: one that a read has cut."""
+        if len(left) > LONGEST_REST or b"\r" in left:
+            return False
+        return (b"\n" if type(self._stream) is LineStream else b"\n\n") not in left
+
+    def _take_fixed(self, body: bytes, start: int, at: float) -> int:
+        """Takes the event at `start` if others said the same before; where it ends."""
+        found = self._shortcuts.fixed(body, start)
+        if found is None:
+            return start
+        said, end = found
+        self._take_said(said, at)
+        return end
 
     def _take_twins(self, twin: Twin, body: bytes, start: int, at: float) -> int:
         """Takes the many events at `start` that are like the last; where they end."""
@@ -351,14 +387,13 @@ class Answer:
         self._texts.setdefault((shortcut.choice, shortcut.channel), []).extend(texts)
 
     def _decode_events(self, body: bytes, at: float) -> None:
-        whole = self._stream.between_events or self._stream.untouched
+        whole = self._stream.between_events
         for event in self._stream.feed(body):
             said = self._take(event, at)
+            if whole:
+                self._shortcuts.learn(event, said, body)
             if self.settled():
                 return
-            if whole and said.outputs:
-                framing = "lines" if type(self._stream) is LineStream else "events"
-                self._shortcuts.learn(event, said, framing, body)
 
     def _collect(self, body: bytes, at: float) -> None:
         self._body.append(body)
@@ -376,13 +411,18 @@ class Answer:
             self._kind = "events"
             self._take_events(body, at)
         elif self._dialect.framing == "lines" and start.startswith(b"{"):
-            self._kind, self._stream = "events", LineStream()
+            self._kind = "events"
+            self._read_lines()
             self._take_events(body, at)
         else:
             self._kind = "json" if start.startswith((b"{", b"[")) else "wrong"
 
     def _take(self, event: Event, at: float) -> Said:
         said = self._dialect.read_event(event)
+        self._take_said(said, at)
+        return said
+
+    def _take_said(self, said: Said, at: float) -> None:
         self._events += 1
         if said.outputs or said.usage is not None or said.listed_tokens is not None:
             self._take_output(said, at)
@@ -395,7 +435,6 @@ class Answer:
         elif said.done:
             self._events -= 1
             self._conclude(at, done=True)
-        return said
 
     def _take_output(self, said: Said, at: float) -> None:
         if said.usage is not None:
@@ -405,6 +444,15 @@ class Answer:
             self._listed += said.listed_tokens
             self._listed_waiting += said.listed_tokens
         if not said.outputs:
+            return
+        if len(said.outputs) == 1 and said.usage is None and not self._listed_waiting:
+            [(channel, choice, text)] = said.outputs  # nearly every chunk
+            self._choices.add(choice)
+            if self._keep_text:
+                self._texts.setdefault((choice, channel), []).append(text)
+            self._unlisted = True
+            self._counted += 1
+            self.arrivals.append(Arrival(at, 1, channel))
             return
         counts: dict[Channel, int] = {}
         for channel, choice, text in said.outputs:
@@ -438,6 +486,9 @@ class Answer:
         return bool(self._finished) and self._choices <= self._finished.keys()
 
     def _flush(self, at: float) -> None:
+        if self._rest:
+            self._decode_events(self._rest, at)
+            self._rest = b""
         event = self._stream.flush()
         # The standard drops an event without its blank line; several servers and SDKs do not.
         # It counts if it is whole, which its JSON shows.

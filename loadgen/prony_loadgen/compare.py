@@ -5,21 +5,23 @@ The intervals rest on what is inside the runs, so they leave out what differs fr
 machine to the next; `prony ab` is the test that does not.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from prony_loadgen import spread, words
+from prony_loadgen.quality import losses
 from prony_loadgen.record import RequestRecord
 from prony_loadgen.spread import Interval
 from prony_loadgen.summary import (
     Measured,
     failed,
+    is_check,
     json_number,
     measured,
     percentile,
-    tokens_inside,
     value,
 )
 
@@ -29,6 +31,11 @@ METHOD: Final = (
     "with the effective number of requests. They leave out what differs between sessions and "
     "machines: `prony ab` tests whether a change is real."
 )
+QUALITY: Final = {
+    "truncated_share": "answers cut short",
+    "repetition_share": "answers that repeat themselves",
+    "mismatch_share": "answers other than expected",
+}
 MEMORY: Final = ("peak_memory_bytes", "gpu_memory_bytes", "process_resident_memory_bytes")
 # What names a run, or moves with every run, is no difference in configuration.
 NOT_CONFIGURATION: Final = frozenset(
@@ -92,7 +99,8 @@ def run_of(name: str, facts: Mapping[str, Any], records: Sequence[RequestRecord]
 
 def compare(runs: Sequence[Run]) -> Comparison:
     """The table of two or more runs."""
-    lines = [*_latency_lines(runs), *_rate_lines(runs), _error_line(runs), *_memory_line(runs)]
+    lines = [*_latency_lines(runs), *_rate_lines(runs), _error_line(runs)]
+    lines += [*_quality_lines(runs), *_memory_line(runs)]
     return Comparison(tuple(runs), tuple(lines), tuple(_differences(runs)), (METHOD, *_notes(runs)))
 
 
@@ -154,38 +162,37 @@ def _rate_lines(runs: Sequence[Run]) -> Iterator[Line]:
 
 
 def _over_slices(
-    run: Run, count: Callable[[Run, Interval], float]
+    run: Run, count: Callable[[Run, Measured], float]
 ) -> tuple[float | None, Interval | None]:
     """A rate over the window, and its interval from equal slices of it."""
     start, end = run.part.window
-    if end <= start:
+    if run.part.seconds <= 0:
         return None, None
     width = (end - start) / (2 * spread.BATCHES)
-    slices = [
-        count(run, (start + i * width, start + (i + 1) * width)) / width
-        for i in range(2 * spread.BATCHES)
-    ]
-    return count(run, (start, end)) / (end - start), spread.mean_interval(slices)
+    edges = [start + i * width for i in range(2 * spread.BATCHES + 1)]
+    slices = [replace(run.part, window=edge) for edge in itertools.pairwise(edges)]
+    # What little a profiler left of a slice would say little of it.
+    rates = [count(run, each) / each.seconds for each in slices if each.seconds > width / 2]
+    return count(run, run.part) / run.part.seconds, spread.mean_interval(rates)
 
 
-def _tokens(run: Run, window: Interval) -> float:
-    return tokens_inside(run.part.records + run.part.outside, window)
+def _tokens(_: Run, part: Measured) -> float:
+    return part.tokens()
 
 
-def _finished(run: Run, window: Interval) -> float:
-    records = run.part.records + run.part.outside
-    return sum(r.ok and window[0] <= r.ended < window[1] for r in records)
+def _finished(_: Run, part: Measured) -> float:
+    return sum(r.ok and part.holds(r.ended) for r in part.records + part.outside)
 
 
-def _good(run: Run, window: Interval) -> float:
+def _good(run: Run, part: Measured) -> float:
     """Requests of the window that kept every latency limit of the run's objectives."""
     limits = {metric: min(at for at, _ in found) for metric, found in _limits(run).items()}
     return sum(
-        window[0] <= r.intended < window[1]
+        part.holds(r.intended)
         and r.ok
         and bool(r.arrivals)
         and all((v := value(r, m)) is None or v <= limit for m, limit in limits.items())
-        for r in run.part.records
+        for r in part.records
     )
 
 
@@ -201,6 +208,20 @@ def _error_line(runs: Sequence[Run]) -> Line:
         bad, n = sum(order), len(order)
         found.append((bad / n if n else None, spread.share_interval(bad, n, order)))
     return _line("errors", "share", found, -1)
+
+
+def _quality_lines(runs: Sequence[Run]) -> Iterator[Line]:
+    """Each loss of quality that some run can show."""
+    for figure, name in QUALITY.items():
+        found: list[tuple[float | None, Interval | None]] = []
+        for run in runs:
+            checks = [r for r in run.part.outside if is_check(r)]
+            lost = losses(figure, run.part.records, checks)
+            bad, n = sum(lost), len(lost)
+            known = n and figure in run.part.quality
+            found.append((bad / n, spread.share_interval(bad, n, lost)) if known else (None, None))
+        if any(share is not None for share, _ in found):
+            yield _line(name, "share", found, -1)
 
 
 def _memory_line(runs: Sequence[Run]) -> Iterator[Line]:

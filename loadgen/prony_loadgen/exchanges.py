@@ -27,7 +27,7 @@ from prony_loadgen.dialects import DIALECTS, Dialect
 from prony_loadgen.proxy import ProxyError, Tunnel
 from prony_loadgen.quality import Expect
 from prony_loadgen.record import Attempt, Outcome, RequestRecord
-from prony_loadgen.shortcut import Shortcuts
+from prony_loadgen.shortcut import shortcuts_of
 from prony_loadgen.target import Target, TargetError
 from prony_loadgen.timestamps import Receiver, WallClock, ask_for_stamps
 from prony_loadgen.tls import TlsError, TlsFileError, TlsSession, tls_context
@@ -146,7 +146,7 @@ class Exchanges:
         # the first socket asks for it, and stops with the last.
         self._stamped: sockets.socket | None = None
         self._wall = WallClock()
-        self._shortcuts = {name: Shortcuts(dialect) for name, dialect in DIALECTS.items()}
+        self._shortcuts = {name: shortcuts_of(dialect) for name, dialect in DIALECTS.items()}
         self._selector = selector
         self._origin = origin
         self._on_record = on_record

@@ -12,9 +12,15 @@ from typing import Any
 
 from prony_loadgen.record import RequestRecord
 
-# The figures that SLO files can bound, as run.json lists what was looked at.
+# The figures that SLO files can bound, each with the flag that it counts.
+FLAGS = {
+    "truncated_share": "truncated",
+    "repetition_share": "repetition",
+    "mismatch_share": "mismatch",
+}
+# Those among them that a run can tell, as run.json lists them.
 BY_FINISH = ("truncated_share",)
-BY_TEXT = ("truncated_share", "repetition_share", "mismatch_share")
+BY_TEXT = tuple(FLAGS)
 
 # Of so many words (letters, where there are few words) that stand one after another, the share
 # that stood in the answer before. Plain prose has under 5 %, a loop nearly 100 %.
@@ -108,20 +114,28 @@ def shares(
     `mismatch_share` is of those that something was expected of, `checks` among them; None where
     there are none.
     """
-    answered = [r for r in records if r.ok and r.arrivals]
-    asked = [*answered, *(r for r in checks if r.ok and r.arrivals)]
-    expected = [r for r in asked if "match" in r.flags or "mismatch" in r.flags]
+    records, checks = list(records), list(checks)
+    lost = {name: losses(name, records, checks) for name in FLAGS}
     return {
-        "truncated_share": _share("truncated", answered),
-        "repetition_share": _share("repetition", [r for r in answered if r.quality is not None]),
-        "mismatch_share": _share("mismatch", expected),
-        "expected_requests": len(expected),
-        "broken_text_requests": sum("broken_characters" in (r.quality or {}) for r in answered),
+        **{name: sum(found) / len(found) if found else None for name, found in lost.items()},
+        "expected_requests": len(lost["mismatch_share"]),
+        "broken_text_requests": sum(
+            "broken_characters" in (r.quality or {}) for r in records if r.ok and r.arrivals
+        ),
     }
 
 
-def _share(flag: str, records: Sequence[RequestRecord]) -> float | None:
-    return sum(flag in r.flags for r in records) / len(records) if records else None
+def losses(
+    figure: str, records: Iterable[RequestRecord], checks: Iterable[RequestRecord] = ()
+) -> list[bool]:
+    """Of each answer that could show the loss which `figure` (a key of FLAGS) counts: whether."""
+    answered = [r for r in records if r.ok and r.arrivals]
+    if figure == "repetition_share":
+        answered = [r for r in answered if r.quality is not None]
+    elif figure == "mismatch_share":
+        answered += [r for r in checks if r.ok and r.arrivals]
+        answered = [r for r in answered if "match" in r.flags or "mismatch" in r.flags]
+    return [FLAGS[figure] in r.flags for r in answered]
 
 
 def _truncated(record: RequestRecord, natural: bool) -> bool:

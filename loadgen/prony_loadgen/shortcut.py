@@ -1,6 +1,7 @@
 """Events that differ only in their text: a decoded one goes in, a pattern of its like comes out.
 
-Nearly every chunk of a stream repeats the one before it but for the text, and decoding its JSON
+Nearly every chunk of a stream repeats the one before it but for the text, and what stands before
+and behind the text (the role, the finish) repeats that of the stream before: decoding its JSON
 tells nothing new. A pattern matches whole events, byte for byte, with holes for one JSON string
 (the text) and for the values of keys that the dialect never reads (an id, a time). What stands in a
 hole is held to JSON's grammar for that kind of value, and JSON is context-free: bytes that match
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
-from prony_loadgen.dialects.dialect import Dialect, Output, Said
+from prony_loadgen.dialects.dialect import FRAMINGS, Dialect, Framing, Output, Said
 from prony_loadgen.record import Channel
 from prony_loadgen.sse import Event
 
@@ -37,6 +38,8 @@ _NEWLINE = ord("\n")
 # So many events that are no text (the finish, usage, [DONE]) end a stream at most.
 _OTHERS_BEHIND = 6
 _NOT_EMPTY = rb'(?!")'
+# Stand for the holes while a pattern is made; no JSON holds these.
+_MARKS = {"text": b"\x00", "string": b"\x01", "number": b"\x02"}
 # Two texts that no event would hold by chance, and values for the other holes.
 _TRIAL_TEXTS = ("\u2400prony trial", "\u2401")
 _TRIAL_VALUES = (b"prony", b"7")
@@ -62,6 +65,13 @@ class Shortcut:
     def texts(self, body: bytes, start: int, end: int) -> Iterator[str]:
         for match in self.one.finditer(body, start, end):
             yield unquoted(match[1])
+
+
+class Fixed(NamedTuple):
+    """Events that all say the same, and nothing that differs from stream to stream."""
+
+    one: re.Pattern[bytes]
+    said: Said
 
 
 class Twin:
@@ -147,13 +157,17 @@ def _are_texts(texts: list[bytes]) -> bool:
 
 
 class Shortcuts:
-    """What was learned of the events of one target in one dialect; each is tried, newest first."""
+    """What was learned of the events of one target in one dialect and framing.
 
-    def __init__(self, dialect: Dialect) -> None:
+    Each is tried, newest first.
+    """
+
+    def __init__(self, dialect: Dialect, framing: Framing) -> None:
         self._dialect = dialect
+        self._framing = framing
         self.known: list[Shortcut] = []
-        self._learned = 0
-        self._waited = 0
+        self._fixed: list[Fixed] = []
+        self._rests = {"text": _Rest(), "fixed": _Rest()}
 
     def match(self, body: bytes, start: int) -> tuple[Shortcut, int] | None:
         """The shortcut for the events at `start`, and where they end."""
@@ -169,20 +183,59 @@ class Shortcuts:
                 return shortcut, found.end()
         return None
 
-    def learn(self, event: Event, said: Said, framing: str, body: bytes) -> None:
+    def fixed(self, body: bytes, start: int) -> tuple[Said, int] | None:
+        """What the event at `start` says, which others said before it, and where it ends."""
+        for fixed in self._fixed:
+            if (found := fixed.one.match(body, start)) is not None:
+                return fixed.said, found.end()
+        return None
+
+    def learn(self, event: Event, said: Said, body: bytes) -> None:
         """Takes an event that was decoded, and the piece of the body that it came in."""
-        if len(said.outputs) != 1 or len(event.data) > _LONGEST or b"\n" in event.data:
+        if len(event.data) > _LONGEST or b"\n" in event.data:
             return
-        # Making a pattern takes half a millisecond. A server whose events never repeat is soon
-        # left alone: the time between two attempts doubles.
-        if self._waited:
-            self._waited -= 1
-            return
-        self._waited = min(2**self._learned, _MOST_WAITED) - 1
-        self._learned += 1
-        shortcut = _shortcut(self._dialect, event, said, framing, body)
+        if len(said.outputs) == 1:
+            if self._rests["text"].over():
+                self._learn_text(event, said, body)
+        elif said == Said(finished=said.finished, done=said.done) and self._rests["fixed"].over():
+            self._learn_fixed(event, said, body)
+
+    def _learn_text(self, event: Event, said: Said, body: bytes) -> None:
+        shortcut = _shortcut(self._dialect, event, said, self._framing, body)
         if shortcut is not None and all(shortcut.run != known.run for known in self.known):
             self.known = [shortcut, *self.known[: _KEPT - 1]]
+
+    def _learn_fixed(self, event: Event, said: Said, body: bytes) -> None:
+        holes, _ = _holes(event.data, "", self._dialect.unread_keys)
+        if self._dialect.read_event(Event(event.name, _filled(event.data, holes, ""))) != said:
+            return
+        one = re.compile(b"".join(_patterns(event, holes, self._framing, body)))
+        if all(one != fixed.one for fixed in self._fixed):
+            self._fixed = [Fixed(one, said), *self._fixed[: _KEPT - 1]]
+
+
+class _Rest:
+    """Making a pattern takes half a millisecond. A server whose events never repeat is soon left
+    alone: the time between two attempts doubles.
+    """
+
+    def __init__(self) -> None:
+        self._attempts = 0
+        self._left = 0
+
+    def over(self) -> bool:
+        """Whether it is time for an attempt, which is then made."""
+        if self._left:
+            self._left -= 1
+            return False
+        self._left = min(2**self._attempts, _MOST_WAITED) - 1
+        self._attempts += 1
+        return True
+
+
+def shortcuts_of(dialect: Dialect) -> dict[Framing, Shortcuts]:
+    """Nothing learned yet, for each framing apart: what is an event in one is none in another."""
+    return {framing: Shortcuts(dialect, framing) for framing in FRAMINGS}
 
 
 def unquoted(text: bytes) -> str:
@@ -207,7 +260,7 @@ class _Hole(NamedTuple):
 
 
 def _shortcut(
-    dialect: Dialect, event: Event, said: Said, framing: str, body: bytes
+    dialect: Dialect, event: Event, said: Said, framing: Framing, body: bytes
 ) -> Shortcut | None:
     [output] = said.outputs
     if said._replace(outputs=()) != Said():
@@ -257,28 +310,33 @@ def _pieces(data: bytes, holes: list[_Hole], fillings: dict[str, bytes]) -> Iter
 
 
 def _compiled(
-    event: Event, holes: list[_Hole], output: Output, framing: str, body: bytes
+    event: Event, holes: list[_Hole], output: Output, framing: Framing, body: bytes
 ) -> Shortcut:
-    marks = {"text": b"\x00", "string": b"\x01", "number": b"\x02"}  # no JSON holds these
-    escaped = re.escape(b"".join(_pieces(event.data, holes, marks)))
-    escaped = escaped.replace(re.escape(b"\x01"), _CHARACTERS)
-    escaped = escaped.replace(re.escape(b"\x02"), _NUMBER)
-    newline = b"\r\n" if b"\r\n" in body else b"\n"
-    if framing == "lines":
-        before, end = b"", newline
-    else:
-        name = b"" if event.name == "message" else b"event: " + event.name.encode() + newline
-        space = b" " if b"data: " + event.data[:1] in body else b""
-        before, end = name + b"data:" + space, newline * 2
-    mark = re.escape(b"\x00")
+    before, escaped, end = _patterns(event, holes, framing, body)
+    mark = re.escape(_MARKS["text"])
     one, run = (
-        re.escape(before) + escaped.replace(mark, _NOT_EMPTY + text) + re.escape(end)
+        before + escaped.replace(mark, _NOT_EMPTY + text) + end
         for text in (b"(%b)" % _CHARACTERS, _CHARACTERS)
     )
     return Shortcut(
         re.compile(b"(?:%b)+" % run),
         re.compile(one),
-        (before + event.data + end).count(b"\n"),
+        (before + end).count(b"\n"),
         output.channel,
         output.choice,
     )
+
+
+def _patterns(
+    event: Event, holes: list[_Hole], framing: Framing, body: bytes
+) -> tuple[bytes, bytes, bytes]:
+    """Of what stands before its data, of the data with the mark of a text, and of what follows."""
+    escaped = re.escape(b"".join(_pieces(event.data, holes, _MARKS)))
+    escaped = escaped.replace(re.escape(_MARKS["string"]), _CHARACTERS)
+    escaped = escaped.replace(re.escape(_MARKS["number"]), _NUMBER)
+    newline = b"\r\n" if b"\r\n" in body else b"\n"
+    if framing == "lines":
+        return b"", escaped, re.escape(newline)
+    name = b"" if event.name == "message" else b"event: " + event.name.encode() + newline
+    space = b" " if b"data: " + event.data[:1] in body else b""
+    return re.escape(name + b"data:" + space), escaped, re.escape(newline * 2)

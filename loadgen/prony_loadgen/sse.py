@@ -40,6 +40,10 @@ class EventStream:
     def untouched(self) -> bool:
         return self._head == b""
 
+    def begin(self) -> None:
+        """The first byte was seen, and is that of no byte-order mark."""
+        self._head = None
+
     def feed(self, chunk: bytes) -> list[Event]:
         if self._head is not None:
             chunk = self._head + chunk

@@ -128,6 +128,10 @@ def verdict(run: dict[str, Any]) -> tuple[str, str]:
         meaning = f"{same} of {total} objectives {'is' if same == 1 else 'are'} broken"
     elif word == "INCONCLUSIVE" and same:
         meaning = f"{same} of {total} objectives cannot be decided; this is not a pass"
+    elif word == "INVALID" and same < len(judged(run)):
+        # Doubts make everything invalid; what is judged beside it is a baseline that is damaged.
+        damaged = any(each.get("verdict") == "invalid" for each in run.get("regression") or [])
+        meaning = "the baseline cannot be read" if damaged else meaning
     if run.get("interrupted"):
         meaning += "; the run was interrupted"
     elif run.get("stopped_early"):

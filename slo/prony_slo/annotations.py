@@ -17,12 +17,13 @@ _GRAVITY = ("invalid", "breach", "inconclusive")
 def annotations(document: Mapping[str, Any]) -> list[str]:
     """Lines such as `::error file=slo.yaml,line=7,title=ttft::BREACH ...`, one an objective."""
     policy = Policy(**document["policy"])
-    if document["verdict"] == "invalid":
-        # One reason makes all of them invalid; ten repetitions of it would hide it.
-        return [_invalid(doubt) for doubt in document["doubts"] if doubt["grade"] == "invalid"][
-            :MOST
-        ] or [_command("error", {"title": "Prony"}, "INVALID: the run was interrupted or broke")]
+    # One reason makes all of them invalid; ten repetitions of it would hide it.
+    reasons = [doubt for doubt in document["doubts"] if doubt["grade"] == "invalid"]
+    if reasons:
+        return [_invalid(doubt) for doubt in reasons[:MOST]]
     found = [row for row in rows(document) if row["verdict"] != "pass"]
+    if document["verdict"] == "invalid" and all(row["verdict"] != "invalid" for row in found):
+        return [_command("error", {"title": "Prony"}, "INVALID: the run was interrupted or broke")]
     found.sort(key=lambda row: (not turns_red(row, policy), _GRAVITY.index(row["verdict"])))
     lines = [_of(row, policy) for row in found[:MOST]]
     if len(found) > MOST:

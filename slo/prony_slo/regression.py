@@ -27,7 +27,7 @@ from prony_slo.promise import Check, Regression, Severity
 from prony_slo.sequential import GUARD, level_per_look
 from prony_slo.student import f_quantile, t_quantile
 
-RegressionVerdict = Literal["pass", "breach", "inconclusive"]
+RegressionVerdict = Literal["pass", "breach", "inconclusive", "invalid"]
 NoiseSource = Literal["profile", "today", "above profile"]
 
 # A variance by counting is not estimated of three pairs, so it has more degrees of freedom.
@@ -127,9 +127,14 @@ def decided(results: Sequence[RegressionResult]) -> bool:
 def regression_code(
     regression: Regression, results: Sequence[RegressionResult], *, baseline_missing: bool = False
 ) -> int:
-    """The exit code that the checks ask for: 0, 1 or 3; a warning never changes it."""
+    """The exit code that the checks ask for: 0, 1, 3 or 4; a warning never changes it.
+
+    4 is for a baseline that cannot be read, which no severity excuses.
+    """
     if baseline_missing:
         return {"inconclusive": 3, "fail": 1, "warn": 0, "pass": 0}[regression.baseline.missing]
+    if any(result.verdict == "invalid" for result in results):
+        return 4
     verdicts = {result.verdict for result in results if result.severity == "fail"}
     return 1 if "breach" in verdicts else 3 if "inconclusive" in verdicts else 0
 

@@ -106,7 +106,8 @@ def test_q07_a_damaged_baseline_is_never_a_missing_one(text: str, place: Path) -
     (place / "baselines").mkdir()
     (place / "baselines/main.json").write_text(text)
     code, found = judged(run(place, 1, 1))
-    assert (code, found["verdict"]) == (3, "inconclusive")
+    assert (code, found["verdict"], found["regression"]["verdict"]) == (4, "invalid", "invalid")
+    assert found["objectives"][0]["verdict"] == "pass"
     assert "baselines/main.json" in found["regression"]["checks"][0]["text"]
     # Nor does accepting a run write over what might be mended.
     assert accept("runs/d1n1")[0] == 2

@@ -161,6 +161,16 @@ def test_lint_finds_what_the_planned_requests_cannot_decide(tmp_path: Path) -> N
     assert gate("gate", "--lint", "chat", cwd=tmp_path)[0] == 2
 
 
+def test_lint_finds_a_share_of_wrong_answers_where_none_is_expected(tmp_path: Path) -> None:
+    (tmp_path / "right.yaml").write_text(
+        "objectives:\n  - {id: right, metric: mismatch_share, at_most: 12%}\n"
+    )
+    code, text = gate("gate", "--lint", "right.yaml", "--scenario", "chat", cwd=tmp_path)
+    assert code == 2
+    assert "right.yaml:2: right: no prompt of chat expects an answer" in text
+    assert gate("gate", "--lint", "right.yaml", "--scenario", "sanity", cwd=tmp_path)[0] == 0
+
+
 def test_the_self_test_shows_a_gate_that_fails(tmp_path: Path) -> None:
     code, text = gate("gate", "--self-test", "--slo", "chat", cwd=tmp_path)
     assert code == 0

@@ -142,3 +142,31 @@ def test_the_page_holds_every_figure_and_no_script_of_a_run() -> None:
     assert "<script>alert(1)" not in html
     for metric in ("ttft", "tpot", "e2e"):
         assert f'id="plot-{metric}"' in html
+
+
+def test_a_build_that_answers_otherwise_is_surely_worse() -> None:
+    base, records = synthetic_run(failures=0.0)
+    base = {**base, "quality": ["truncated_share", "repetition_share", "mismatch_share"]}
+    right = [replace(r, flags=("match",)) for r in records]
+    wrong = [replace(r, flags=("mismatch",)) if i % 10 == 0 else r for i, r in enumerate(right)]
+    comparison = compare([run_of("a", base, right), run_of("b", base, wrong)])
+    found = line(comparison, "answers other than expected")
+    assert found.cells[0].value == 0
+    assert found.cells[1].change == pytest.approx(0.1, abs=0.01)
+    assert found.settled(1) == -1
+    assert line(comparison, "answers cut short").settled(1) == 0
+    # No text was kept, so nobody knows which repeat themselves.
+    assert "answers that repeat themselves" not in [each.name for each in comparison.lines]
+
+
+def test_a_rate_is_of_the_time_in_which_no_profiler_disturbed_the_target() -> None:
+    base, records = synthetic_run(failures=0.0)
+    start, end = base["window"]
+    cut = (start + (end - start) / 4, start + (end - start) / 2)
+    profiled = {**base, "profile": {"captures": [{"left_out": list(cut)}]}}
+    # Nothing came back meanwhile, as from a target that a profiler holds up.
+    left = [r for r in records if not cut[0] <= r.intended < cut[1]]
+    comparison = compare([run_of("a", base, records), run_of("b", profiled, left)])
+    assert line(comparison, "requests/s").cells[1].change == pytest.approx(1, abs=0.1)
+    assert line(comparison, "requests/s").settled(1) == 0
+    assert line(comparison, "output tokens/s").settled(1) == 0

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prony_loadgen.answer import Answer
-from prony_loadgen.dialects import DIALECTS, Dialect
-from prony_loadgen.shortcut import Shortcuts, Twin, unquoted
+from prony_loadgen.dialects import DIALECTS, Dialect, Said
+from prony_loadgen.dialects.dialect import FRAMINGS, Framing
+from prony_loadgen.shortcut import Shortcuts, Twin, shortcuts_of, unquoted
+from prony_loadgen.sse import Event
 
 HEAD = {
     "events": b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n",
@@ -24,6 +28,10 @@ class Unlearned(Shortcuts):
 
     def learn(self, *_: Any) -> None:
         return
+
+
+def unlearned(dialect: Dialect) -> Mapping[Framing, Shortcuts]:
+    return {framing: Unlearned(dialect, framing) for framing in FRAMINGS}
 
 
 def chunk(name: str, number: int, text: str) -> tuple[str, dict[str, Any]]:
@@ -61,7 +69,11 @@ def framed(dialect: Dialect, number: int, text: str) -> bytes:
 
 
 def read(
-    dialect: Dialect, pieces: list[bytes], shortcuts: Shortcuts, *, chunked: bool = False
+    dialect: Dialect,
+    pieces: list[bytes],
+    shortcuts: Mapping[Framing, Shortcuts],
+    *,
+    chunked: bool = False,
 ) -> Answer:
     answer = Answer(dialect, keep_text=True, shortcuts=shortcuts)
     head = HEAD[dialect.framing]
@@ -80,10 +92,10 @@ def facts_of(answer: Answer) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS.keys())
 def test_one_decoded_event_is_enough_for_all_of_its_kind(dialect: Dialect) -> None:
-    shortcuts = Shortcuts(dialect)
+    shortcuts = shortcuts_of(dialect)
     read(dialect, [framed(dialect, 1, "Hel")], shortcuts)
     rest = b"".join(framed(dialect, number, f" tok{number}") for number in range(2, 40))
-    found = shortcuts.match(rest, 0)
+    found = shortcuts[dialect.framing].match(rest, 0)
     assert found is not None
     assert found[1] == len(rest)
 
@@ -96,11 +108,11 @@ def test_a_text_with_escapes_is_matched_and_read_as_json_reads_it(
     if text == "\ud83d" and not ensure_ascii:
         return  # UTF-8 has no lone surrogates
     dialect = DIALECTS["openai-completions"]
-    shortcuts = Shortcuts(dialect)
+    shortcuts = shortcuts_of(dialect)
     read(dialect, [framed(dialect, 1, "Hel")], shortcuts)
     _, facts = chunk(dialect.name, 2, text)
     data = json.dumps(facts, separators=(",", ":"), ensure_ascii=ensure_ascii).encode()
-    found = shortcuts.match(b"data: " + data + b"\n\n", 0)
+    found = shortcuts[dialect.framing].match(b"data: " + data + b"\n\n", 0)
     assert found is not None
     assert list(found[0].texts(b"data: " + data + b"\n\n", 0, found[1])) == [text]
 
@@ -123,30 +135,31 @@ def test_a_text_with_escapes_is_matched_and_read_as_json_reads_it(
 )
 def test_what_is_not_the_same_but_for_its_text_is_decoded(other: bytes) -> None:
     dialect = DIALECTS["openai-completions"]
-    shortcuts = Shortcuts(dialect)
+    shortcuts = shortcuts_of(dialect)
     read(dialect, [framed(dialect, 1, "Hel")], shortcuts)
-    assert shortcuts.known
-    assert shortcuts.match(other, 0) is None
+    assert shortcuts[dialect.framing].known
+    assert shortcuts[dialect.framing].match(other, 0) is None
 
 
 def test_a_text_that_stands_twice_is_found_where_the_dialect_reads_it() -> None:
     dialect = DIALECTS["openai-completions"]
-    shortcuts = Shortcuts(dialect)
+    shortcuts = shortcuts_of(dialect)
     twice = b'data: {"model":"Hel","choices":[{"index":0,"text":"Hel"}]}\n\n'
     read(dialect, [twice], shortcuts)
-    assert shortcuts.match(twice.replace(b'"text":"Hel"', b'"text":"lo"'), 0) is not None
-    assert shortcuts.match(twice.replace(b'"model":"Hel"', b'"model":"lo"'), 0) is None
+    match = shortcuts["events"].match
+    assert match(twice.replace(b'"text":"Hel"', b'"text":"lo"'), 0) is not None
+    assert match(twice.replace(b'"model":"Hel"', b'"model":"lo"'), 0) is None
 
 
 def test_a_server_whose_events_never_repeat_is_left_alone() -> None:
     dialect = DIALECTS["openai-completions"]
-    shortcuts = Shortcuts(dialect)
+    shortcuts = shortcuts_of(dialect)
     learned = []
     for number in range(5000):
         data = b'data: {"own":%d,"choices":[{"index":0,"text":"a"}]}\n\n' % number
-        before = list(shortcuts.known)
+        before = list(shortcuts[dialect.framing].known)
         read(dialect, [data], shortcuts)
-        if shortcuts.known != before:
+        if shortcuts[dialect.framing].known != before:
             learned.append(number)
     assert learned == [0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023, 2047, 4095]
 
@@ -168,9 +181,9 @@ def test_bytes_changed_at_random_say_the_same_with_and_without_shortcuts(
     edges = [0, *cuts, len(stream)]
     raw = bytes(stream)
     pieces = [raw[a:b] for a, b in itertools.pairwise(edges)]
-    warm = Shortcuts(dialect)
+    warm = shortcuts_of(dialect)
     read(dialect, [framed(dialect, 1, "Hel"), framed(dialect, 2, "lo")], warm)
-    fast, slow = read(dialect, pieces, warm), read(dialect, pieces, Unlearned(dialect))
+    fast, slow = read(dialect, pieces, warm), read(dialect, pieces, unlearned(dialect))
     assert facts_of(fast) == facts_of(slow)
 
 
@@ -204,17 +217,17 @@ def test_many_events_in_one_read_say_the_same_with_and_without_shortcuts(
         events = [b"%x\r\n%b\r\n" % (len(event), event) for event in events if event]
     raw = b"".join(events)
     cut = data.draw(st.integers(0, len(raw)))
-    fast = read(dialect, [raw[:cut], raw[cut:]], Shortcuts(dialect), chunked=chunked)
-    slow = read(dialect, [raw[:cut], raw[cut:]], Unlearned(dialect), chunked=chunked)
+    fast = read(dialect, [raw[:cut], raw[cut:]], shortcuts_of(dialect), chunked=chunked)
+    slow = read(dialect, [raw[:cut], raw[cut:]], unlearned(dialect), chunked=chunked)
     assert facts_of(fast) == facts_of(slow)
 
 
 def test_chunks_that_are_an_event_each_are_not_split_again() -> None:
     dialect = DIALECTS["openai-chat"]
-    shortcuts = Shortcuts(dialect)
+    shortcuts = shortcuts_of(dialect)
     first = framed(dialect, 1, "Hel")
     read(dialect, [first], shortcuts)
-    twin = Twin(shortcuts.known[0], first, 0)
+    twin = Twin(shortcuts[dialect.framing].known[0], first, 0)
     texts = [b" a", b" b\\n", b"\xe4\xbd\xa0"]
     events = [first.replace(b"Hel", text) for text in texts]
     end, error = b"data: [DONE]\n\n", b'data: {"error":"x"}\n\n'
@@ -234,8 +247,70 @@ def test_an_escape_that_is_cut_by_the_end_of_its_text_is_no_text() -> None:
     bad = good[0].replace(b" tok", b" tok\\")
     pieces = [b"".join([*good, bad, *good])]
     fast, slow = (
-        read(dialect, pieces, Shortcuts(dialect)),
-        read(dialect, pieces, Unlearned(dialect)),
+        read(dialect, pieces, shortcuts_of(dialect)),
+        read(dialect, pieces, unlearned(dialect)),
     )
     assert fast.outcome == "malformed_event"
     assert facts_of(fast) == facts_of(slow)
+
+
+def test_what_was_learned_of_lines_of_json_is_not_looked_for_in_an_event_stream() -> None:
+    dialect = DIALECTS["ollama-generate"]
+    shortcuts = shortcuts_of(dialect)
+    line = framed(dialect, 1, "Hel")
+    read(dialect, [line], shortcuts)
+    assert shortcuts["lines"].known
+    # In an event stream this line is a field of no known name: nothing was generated.
+    answer = Answer(dialect, keep_text=True, shortcuts=shortcuts)
+    answer.feed(HEAD["events"] + b"data: {}\n\n" + line * 20, 0.0)
+    answer.end(1.0)
+    assert answer.arrivals == []
+
+
+def test_what_stands_around_the_text_of_every_stream_is_decoded_once() -> None:
+    dialect = DIALECTS["openai-chat"]
+    shortcuts = shortcuts_of(dialect)
+    read_at: list[bytes] = []
+
+    def counting(event: Event) -> Said:
+        read_at.append(event.data)
+        return dialect.read_event(event)
+
+    counted = replace(dialect, read_event=counting)
+    for number in range(4):
+        role = b'{"id":"%d","choices":[{"delta":{"role":"assistant","content":""}}]}' % number
+        finish = b'{"id":"%d","choices":[{"delta":{},"finish_reason":"length"}]}' % number
+        usage = b'{"id":"%d","choices":[],"usage":{"completion_tokens":3}}' % number
+        text = b'{"id":"%d","choices":[{"delta":{"content":"a"}}]}' % number
+        events = [role, text, text, text, finish, usage, b"[DONE]"]
+        read_at.clear()
+        answer = read(counted, [b"".join(b"data: %b\n\n" % each for each in events)], shortcuts)
+        assert (answer.outcome, answer.finish_reason) == ("ok", "length")
+        assert answer.output_tokens() == (3, "usage")
+    assert read_at == [usage]
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_a_byte_order_mark_is_dropped_at_the_start_alone(mark: bytes) -> None:
+    dialect = DIALECTS["openai-completions"]
+    warm = shortcuts_of(dialect)
+    for _ in range(3):
+        read(dialect, [framed(dialect, 1, "Hel")], warm)
+    events = [framed(dialect, number, " tok") for number in range(3)]
+    for pieces in ([mark + b"".join(events)], [mark, events[0], mark + events[1], events[2]]):
+        fast = read(dialect, pieces, warm)
+        assert facts_of(fast) == facts_of(read(dialect, pieces, unlearned(dialect)))
+        assert fast.text("text").startswith(" tok")
+
+
+def test_an_event_that_reads_cut_comes_when_its_end_comes() -> None:
+    dialect = DIALECTS["openai-completions"]
+    shortcuts = shortcuts_of(dialect)
+    event = framed(dialect, 1, " tok")
+    read(dialect, [event], shortcuts)
+    answer = read(dialect, [event + event[:20], event[20:-1], event[-1:] + event], shortcuts)
+    assert [arrival.at for arrival in answer.arrivals] == [1.0, 3.0, 3.0]
+    # The stream's end ends it too, where it is whole.
+    answer = read(dialect, [event, event[:-2]], shortcuts)
+    assert answer.text("text") == " tok tok"
+    assert read(dialect, [event, event[:-5]], shortcuts).text("text") == " tok"

@@ -8,7 +8,7 @@ import itertools
 import json
 import random
 import selectors
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from tests.loadgen.replay_server import Peer, paced, serving
 
 from prony_loadgen.answer import Answer
 from prony_loadgen.dialects import DIALECTS, Said
+from prony_loadgen.dialects.dialect import Framing
 from prony_loadgen.http_response import ResponseReader
 from prony_loadgen.ndjson import LineStream
 from prony_loadgen.record import RequestRecord
-from prony_loadgen.shortcut import Shortcuts
+from prony_loadgen.shortcut import Shortcuts, shortcuts_of
 from prony_loadgen.sse import EventStream
 
 STREAMS = Path(__file__).parent / "streams"
@@ -40,7 +41,9 @@ def load(name: str) -> tuple[bytes, dict[str, Any]]:
     return raw, json.loads((STREAMS / f"{name}.json").read_text())
 
 
-def answer_to(pieces: Iterable[bytes], dialect: str, shortcuts: Shortcuts | None = None) -> Answer:
+def answer_to(
+    pieces: Iterable[bytes], dialect: str, shortcuts: Mapping[Framing, Shortcuts] | None = None
+) -> Answer:
     """The answer after these pieces, one a second, and the close that follows them."""
     answer = Answer(DIALECTS[dialect], keep_text=True, shortcuts=shortcuts)
     at = 0.0
@@ -194,7 +197,7 @@ def test_no_stream_is_read_otherwise_wherever_it_is_cut(data: st.DataObject) -> 
 @pytest.mark.parametrize("name", SHORT, ids=lambda name: f"{CASES[name]}-{name}")
 def test_what_other_streams_taught_changes_no_value(name: str) -> None:
     raw, case = load(name)
-    shortcuts = Shortcuts(DIALECTS[case["dialect"]])
+    shortcuts = shortcuts_of(DIALECTS[case["dialect"]])
     for other in NAMES:  # the last teacher is the stream itself
         taught, of = load(other)
         if of["dialect"] == case["dialect"]:

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from prony_loadgen.prompt import Prompt
 from prony_loadgen.record import Channel
 from prony_loadgen.sse import Event
+
+Framing = Literal["events", "lines"]  # server-sent events, or JSON a line
+FRAMINGS: tuple[Framing, ...] = get_args(Framing)
 
 
 class DialectError(ValueError):
@@ -65,7 +68,7 @@ class Dialect:
     output_tokens: Callable[[Mapping[str, Any]], int | None]  # from usage
     # Keys of an event whose values `read_event` never looks at, wherever they stand.
     unread_keys: frozenset[str]
-    framing: Literal["events", "lines"] = "events"  # server-sent events, or JSON a line
+    framing: Framing = "events"
     versioned: bool = True  # whether its paths lie below /v1
     models_path: str = "/models"
     ignores_eos: bool = True  # whether it can be told to go on after its end token

@@ -23,10 +23,22 @@ _FINISH_WORDS = {
 }
 
 
+_raw_decode = json.JSONDecoder().raw_decode
+
+
 def decoded(data: bytes) -> Any:
     """The JSON value; None where it is none. Invalid UTF-8 becomes U+FFFD, as in any SSE client."""
+    text = data.decode("utf-8", "replace")
     try:
-        return json.loads(data.decode("utf-8", "replace"))
+        # What loads does, but for looking for white space, which nearly no event begins or ends
+        # with and which takes a third of the time.
+        value, end = _raw_decode(text)
+        if end == len(text):
+            return value
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
