@@ -8,23 +8,36 @@ from typing import Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 
+class Alarm:
+    """When to look at some limits at the latest: none of them ends before `at`."""
+
+    def __init__(self) -> None:
+        self.at = math.inf
+
+    def no_later(self, end: float) -> None:
+        if end < self.at:
+            self.at = end
+
+
 class TimeLimit(Generic[T]):
     """A limit of `seconds` for each thing added; None is no limit. All costs are constant."""
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds: float | None, alarm: Alarm) -> None:
         self.seconds = seconds
+        self._alarm = alarm
         self._ends: OrderedDict[T, float] = OrderedDict()
 
     def add(self, thing: T, now: float) -> None:
         """Starts its time, where it is not running already."""
         if self.seconds is not None:
-            self._ends.setdefault(thing, now + self.seconds)
+            self._alarm.no_later(self._ends.setdefault(thing, now + self.seconds))
 
     def restart(self, thing: T, now: float) -> None:
         """Gives it its whole time again from `now`, no earlier than any time so far."""
         if self.seconds is not None:
             self._ends.pop(thing, None)
             self._ends[thing] = now + self.seconds
+            self._alarm.no_later(now + self.seconds)
 
     def discard(self, thing: T) -> None:
         self._ends.pop(thing, None)

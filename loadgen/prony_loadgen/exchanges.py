@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from prony_loadgen import native
 from prony_loadgen.answer import Answer
 from prony_loadgen.connection import Addresses, begin_connect, connect_result
-from prony_loadgen.deadlines import TimeLimit
+from prony_loadgen.deadlines import Alarm, TimeLimit
 from prony_loadgen.dialects import DIALECTS, Dialect
 from prony_loadgen.proxy import ProxyError, Tunnel
 from prony_loadgen.quality import Expect
@@ -158,12 +158,14 @@ class Exchanges:
         self._again: list[tuple[float, int, Exchange]] = []
         self._number = itertools.count()
         self._idle: dict[Connection, None] = {}  # kept alive, the last used last
-        self._connect_limit: TimeLimit[Exchange] = TimeLimit(target.timeouts.connect)
-        self._address_limit: TimeLimit[Exchange] = TimeLimit(NEXT_ADDRESS_AFTER)
-        self._first_token_limit: TimeLimit[Exchange] = TimeLimit(target.timeouts.first_token)
-        self._token_limit: TimeLimit[Exchange] = TimeLimit(target.timeouts.between_tokens)
-        self._total_limit: TimeLimit[Exchange] = TimeLimit(target.timeouts.total)
-        self._linger_limit: TimeLimit[Exchange] = TimeLimit(LINGER)
+        # Looking at every limit after every wait would cost more than most of what is read.
+        alarm = self._alarm = Alarm()
+        self._connect_limit: TimeLimit[Exchange] = TimeLimit(target.timeouts.connect, alarm)
+        self._address_limit: TimeLimit[Exchange] = TimeLimit(NEXT_ADDRESS_AFTER, alarm)
+        self._first_token_limit: TimeLimit[Exchange] = TimeLimit(target.timeouts.first_token, alarm)
+        self._token_limit: TimeLimit[Exchange] = TimeLimit(target.timeouts.between_tokens, alarm)
+        self._total_limit: TimeLimit[Exchange] = TimeLimit(target.timeouts.total, alarm)
+        self._linger_limit: TimeLimit[Exchange] = TimeLimit(LINGER, alarm)
         self._limits = (
             self._connect_limit,
             self._address_limit,
@@ -218,11 +220,17 @@ class Exchanges:
         self._wall.check()
 
     def next_limit(self) -> float:
-        """When check_limits has something to do; infinity where no limit is running."""
-        again = self._again[0][0] if self._again else math.inf
-        return min(again, *(limit.next() for limit in self._limits))
+        """When check_limits may have something to do; infinity where no limit is running."""
+        return self._alarm.at
 
     def check_limits(self, now: float) -> None:
+        if now < self._alarm.at:
+            return
+        self._end_limits(now)
+        again = self._again[0][0] if self._again else math.inf
+        self._alarm.at = min(again, *(limit.next() for limit in self._limits))
+
+    def _end_limits(self, now: float) -> None:
         for exchange in self._address_limit.over(now):
             self._drop(exchange.connection)
             self._try_next_address(exchange, now, "no answer")
@@ -421,7 +429,7 @@ class Exchanges:
         answer = exchange.answer
         had = len(answer.arrivals)
         if data:
-            answer.feed(data, self._clock(at))
+            answer.feed(data, at - self._origin)
         if ended is not None:
             if self._crossed(exchange, connection, at):
                 # It was closed while it lay idle, which says nothing of this request.
@@ -438,7 +446,7 @@ class Exchanges:
                 self._token_limit.restart(exchange, time.monotonic())
             if exchange.request.hang_up_after is not None:
                 self._hang_up(exchange, exchange.request.hang_up_after, at)
-        if answer.settled():
+        if answer.outcome is not None:
             if answer.over:
                 self._finish(exchange)
             else:
@@ -512,8 +520,9 @@ class Exchanges:
         exchange.answer = self._no_answer(exchange.request)
         exchange.connected, exchange.retried = None, False
         exchange.lag, exchange.kernel_times = 0.0, True
-        again = (time.monotonic() + wait, next(self._number), exchange)
-        heapq.heappush(self._again, again)
+        at = time.monotonic() + wait
+        heapq.heappush(self._again, (at, next(self._number), exchange))
+        self._alarm.no_later(at)
 
     def _flag(self, exchange: Exchange) -> None:
         answer, words = exchange.answer, exchange.request.prompt_words

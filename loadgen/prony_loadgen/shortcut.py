@@ -30,6 +30,8 @@ _STRING = re.compile(
     rb'"(%b)"(?:%b:%b(?:"(%b)"|(%b)(?=[ ,}\]])|))?'
     % (_CHARACTERS, _SPACE, _SPACE, _CHARACTERS, _NUMBER)
 )
+# A text that is not empty.
+_TEXT = re.compile(rb"(?!\Z)%b" % _CHARACTERS)
 # Texts that are not empty, a line each: no JSON string holds a newline.
 _TEXTS = re.compile(rb"(?:(?!\n)%b\n)+" % _CHARACTERS)
 # Bytes that stand for themselves in a JSON string.
@@ -110,6 +112,14 @@ class Twin:
         self._to = -self._after.find(b"\n")
         self._head = self._before.rpartition(b"\n")[2]
         self._tail = self._after.partition(b"\n")[0]
+
+    def text_of(self, piece: bytes) -> bytes | None:
+        """The text of a piece that is one event of this kind; None of any other."""
+        if not (piece.startswith(self._before) and piece.endswith(self._after)):
+            return None
+        text: bytes = self._cut(piece)
+        whole = len(text) == len(piece) - len(self._before) - len(self._after)
+        return text if whole and _TEXT.fullmatch(text) is not None else None
 
     def texts_of(self, pieces: list[bytes]) -> list[bytes] | None:
         """The texts of pieces that are events of this kind each, up to the stream's end.

@@ -239,6 +239,10 @@ def test_chunks_that_are_an_event_each_are_not_split_again() -> None:
     assert twin.texts_of([events[0][:9], events[0][9:], *events]) is None
     assert twin.texts_of([first * 2, *events]) is None
     assert twin.texts_of([end]) is None
+    assert [twin.text_of(event) for event in events] == texts
+    for other in (end, error, first.replace(b"Hel", b""), first.replace(b"Hel", b'"'), first * 2):
+        assert twin.text_of(other) is None
+    assert twin.text_of(events[0][:-9]) is None
 
 
 def test_an_escape_that_is_cut_by_the_end_of_its_text_is_no_text() -> None:
