@@ -4,6 +4,7 @@ from html import escape
 
 from markupsafe import Markup
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -98,11 +99,13 @@ def _told(verdict: Verdict, number: int) -> list[RenderableType]:
     head = Text.assemble((f"{number}. {verdict.title}", style))
     if verdict.id != GOOD:
         head.append(f"  {_cost(verdict)} ms a request, {_sure(verdict)} sure")
-    body = Text(f"   {verdict.found.why}")
-    lines: list[RenderableType] = [head, body]
-    lines += [Text(f"   try: {line}", style="cyan") for line in verdict.advice]
-    lines.append(Text(f"   surer with: {verdict.measure}", style="dim"))
-    return lines
+    body = [
+        Text(verdict.found.why),
+        *(Text(f"try: {line}", style="cyan") for line in verdict.advice),
+        Text(f"surer with: {verdict.measure}", style="dim"),
+    ]
+    # Padding, so that what does not fit into a line goes on below its beginning.
+    return [head, *(Padding(line, (0, 0, 0, 3), expand=False) for line in body)]
 
 
 def _cost(verdict: Verdict) -> str:
