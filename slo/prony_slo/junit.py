@@ -65,7 +65,8 @@ def _add_measurement(
     doubts = [f"{d['grade']}: {d['message']} ({d['remedy']})" for d in document["doubts"]]
     found = "\n".join(doubts) or "no doubts"
     told_by_rows = any(row["verdict"] == document["verdict"] for row in rows(document))
-    if document["verdict"] == "invalid" and (doubts or not told_by_rows):
+    distrusted = any(doubt["grade"] == "invalid" for doubt in document["doubts"])
+    if document["verdict"] == "invalid" and (distrusted or not told_by_rows):
         _outcome(case, "error", "invalid", "the measurement cannot be trusted", found)
     elif document["verdict"] == "inconclusive" and not told_by_rows:
         tag = "error" if policy.inconclusive == "fail" else "skipped"

@@ -12,6 +12,9 @@ from tests.loadgen.synthetic_run import run_of, synthetic_run
 from tests.loadgen.test_compare import slower
 
 from prony.__main__ import main
+from prony_slo.annotations import annotations
+from prony_slo.junit import junit_xml
+from prony_slo.markdown import verdict_markdown
 
 SLO = """\
 objectives:
@@ -109,6 +112,13 @@ def test_q07_a_damaged_baseline_is_never_a_missing_one(text: str, place: Path) -
     assert (code, found["verdict"], found["regression"]["verdict"]) == (4, "invalid", "invalid")
     assert found["objectives"][0]["verdict"] == "pass"
     assert "baselines/main.json" in found["regression"]["checks"][0]["text"]
+    # Every view names the file, and none says that the measurement is at fault.
+    told = annotations(found)[0]
+    assert told.startswith("::error file=gate.yaml,line=6") and "baselines/main.json" in told
+    assert "INVALID" in verdict_markdown(found).splitlines()[0]
+    assert "the baseline cannot be read" in verdict_markdown(found)
+    report = junit_xml(found)
+    assert "cannot be trusted" not in report and 'type="invalid"' in report
     # Nor does accepting a run write over what might be mended.
     assert accept("runs/d1n1")[0] == 2
     assert (place / "baselines/main.json").read_text() == text
