@@ -12,7 +12,14 @@ from typing import Any
 from prony_loadgen.summary import Measured
 from prony_slo.baseline_store import BaselineError, BaselineFile, history, mismatch, read
 from prony_slo.promise import Regression, SloFile
-from prony_slo.regression import RegressionResult, amount, no_baseline, undecided
+from prony_slo.regression import (
+    RegressionResult,
+    RegressionVerdict,
+    amount,
+    no_baseline,
+    regression_verdict,
+    undecided,
+)
 from prony_slo.stored import judge_stored
 
 FOLDER = Path("baselines")
@@ -30,10 +37,7 @@ class Compared:
 
     def to_json(self, regression: Regression, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The key `regression` of verdict.json; `rows` are its checks."""
-        binding = {r.verdict for r in self.results if r.severity == "fail"}
-        verdict = next((v for v in ("breach", "inconclusive") if v in binding), "pass")
-        if any(r.verdict == "invalid" for r in self.results):
-            verdict = "invalid"
+        verdict = regression_verdict(self.results)
         return {
             "verdict": verdict,
             "mode": self.mode,
@@ -84,10 +88,7 @@ def compare_with_stored(
             return Compared(
                 no_baseline(regression, command), "stored", "nothing yet", True, f"`{command}`"
             )
-        damaged = _unusable(regression, str(where), str(error))
-        return replace(
-            damaged, results=tuple(replace(r, verdict="invalid") for r in damaged.results)
-        )
+        return _unusable(regression, str(where), str(error), "invalid")
     for facts, _ in runs:
         reason = mismatch(baseline, facts)
         if reason is not None:
@@ -122,8 +123,13 @@ def _since_anchor(
     return tuple(replace(each, id=f"{each.id} since {anchor.label}") for each in found)
 
 
-def _unusable(regression: Regression, against: str, reason: str) -> Compared:
-    results = tuple(undecided(check, reason) for check in regression.checks)
+def _unusable(
+    regression: Regression,
+    against: str,
+    reason: str,
+    verdict: RegressionVerdict = "inconclusive",
+) -> Compared:
+    results = tuple(replace(undecided(c, reason), verdict=verdict) for c in regression.checks)
     return Compared(results, "stored", against, remedy=reason)
 
 

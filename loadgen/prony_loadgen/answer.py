@@ -267,11 +267,9 @@ class Answer:
     def _take_pieces(self, pieces: list[bytes], at: float) -> None:
         """Servers mostly send each event as a chunk of its own: then nothing is to be split.
 
-        Before the many that are alike there may be the role, and a first text that shows what its
-        twins look like.
+        Before the many that are alike there may be the end of one that the read before cut, the
+        role, and a first text that shows what its twins look like.
         """
-        if self._rest:
-            pieces[0], self._rest = self._rest + pieces[0], b""
         if len(pieces) == 1 and self._twin is not None and self._is_free():
             # Of servers that send each token when they have it, nearly every read.
             text = self._twin.text_of(pieces[0])
@@ -281,7 +279,7 @@ class Answer:
         alone = 0
         while alone < ALONE and len(pieces) - alone > FEW:
             twin = self._twin
-            if twin is not None and self._is_free() and not self._rest:
+            if twin is not None and self._is_free():
                 texts = twin.texts_of(pieces[alone:] if alone else pieces)
                 if texts is not None:
                     self._take_twin_texts(texts, at)
@@ -298,8 +296,8 @@ class Answer:
     def _take_events(self, body: bytes, at: float) -> None:
         if self._rest:
             body, self._rest = self._rest + body, b""
-        if not self._events and self._stream.untouched and not body.startswith(BOM[:1]):
-            self._stream.begin()
+        if not self._events:
+            self._stream.begin(body)
         start, size = 0, len(body)
         end_mark = b""
         twins = True  # whether it is worth to look for some in this body
@@ -355,10 +353,12 @@ class Answer:
         return end
 
     def _take_twin_texts(self, texts: list[bytes], at: float) -> None:
-        assert self._twin_of is not None
-        self._take_texts(self._twin_of, len(texts), at)
+        shortcut = self._twin_of
+        assert shortcut is not None
+        self._events += len(texts)
+        self._take_untold(shortcut.channel, shortcut.choice, len(texts), at)
         if self._keep_text:
-            self._keep(self._twin_of, all_unquoted(texts))
+            self._keep(shortcut, all_unquoted(texts))
 
     def _take_matched(self, body: bytes, start: int, at: float) -> int:
         """Takes the events at `start` that a shortcut matches; where they end."""
@@ -371,7 +371,9 @@ class Answer:
         shortcut, end = found
         if self._twin_of is not shortcut:
             self._twin, self._twin_of = Twin(shortcut, body, start), shortcut
-        self._take_texts(shortcut, shortcut.count(body, start, end), at)
+        count = shortcut.count(body, start, end)
+        self._events += count
+        self._take_untold(shortcut.channel, shortcut.choice, count, at)
         if self._keep_text:
             self._keep(shortcut, shortcut.texts(body, start, end))
         return end
@@ -379,15 +381,14 @@ class Answer:
     def _is_free(self) -> bool:
         """Whether what comes next is to be understood by itself."""
         # A token that logprobs named alone belongs to the next chunk: that one is decoded.
-        return self._stream.between_events and not self._listed_waiting
+        return self._stream.between_events and not self._rest and not self._listed_waiting
 
-    def _take_texts(self, shortcut: Shortcut, count: int, at: float) -> None:
-        """Events that say nothing but some text, each as `_take` would take it."""
-        self._events += count
+    def _take_untold(self, channel: Channel, choice: int, count: int, at: float) -> None:
+        """Chunks of output that do not say how many tokens they hold."""
         self._counted += count
-        self._choices.add(shortcut.choice)
+        self._choices.add(choice)
         self._unlisted = True
-        self.arrivals += [Arrival(at, 1, shortcut.channel)] * count
+        self.arrivals += [Arrival(at, 1, channel)] * count
 
     def _keep(self, shortcut: Shortcut, texts: Iterable[str]) -> None:
         self._texts.setdefault((shortcut.choice, shortcut.channel), []).extend(texts)
@@ -453,12 +454,9 @@ class Answer:
             return
         if len(said.outputs) == 1 and said.usage is None and not self._listed_waiting:
             [(channel, choice, text)] = said.outputs  # nearly every chunk
-            self._choices.add(choice)
+            self._take_untold(channel, choice, 1, at)
             if self._keep_text:
                 self._texts.setdefault((choice, channel), []).append(text)
-            self._unlisted = True
-            self._counted += 1
-            self.arrivals.append(Arrival(at, 1, channel))
             return
         counts: dict[Channel, int] = {}
         for channel, choice, text in said.outputs:

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from prony_loadgen import spread, words
@@ -155,38 +156,41 @@ def _values(run: Run, metric: str, *, successes: bool) -> list[float]:
 
 
 def _rate_lines(runs: Sequence[Run]) -> Iterator[Line]:
-    yield _line("output tokens/s", "/s", [_over_slices(run, _tokens) for run in runs], 1)
-    yield _line("requests/s", "/s", [_over_slices(run, _finished) for run in runs], 1)
+    yield _line(
+        "output tokens/s", "/s", [_over_slices(run.part, Measured.tokens) for run in runs], 1
+    )
+    yield _line("requests/s", "/s", [_over_slices(run.part, _finished) for run in runs], 1)
     if all(words.limits(dict(run.facts)) for run in runs):
-        yield _line("goodput requests/s", "/s", [_over_slices(run, _good) for run in runs], 1)
+        yield _line("goodput requests/s", "/s", [_goodput(run) for run in runs], 1)
 
 
 def _over_slices(
-    run: Run, count: Callable[[Run, Measured], float]
+    part: Measured, count: Callable[[Measured], float]
 ) -> tuple[float | None, Interval | None]:
     """A rate over the window, and its interval from equal slices of it."""
-    start, end = run.part.window
-    if run.part.seconds <= 0:
+    start, end = part.window
+    if part.seconds <= 0:
         return None, None
     width = (end - start) / (2 * spread.BATCHES)
     edges = [start + i * width for i in range(2 * spread.BATCHES + 1)]
-    slices = [replace(run.part, window=edge) for edge in itertools.pairwise(edges)]
+    slices = [replace(part, window=edge) for edge in itertools.pairwise(edges)]
     # What little a profiler left of a slice would say little of it.
-    rates = [count(run, each) / each.seconds for each in slices if each.seconds > width / 2]
-    return count(run, run.part) / run.part.seconds, spread.mean_interval(rates)
+    rates = [count(each) / each.seconds for each in slices if each.seconds > width / 2]
+    return count(part) / part.seconds, spread.mean_interval(rates)
 
 
-def _tokens(_: Run, part: Measured) -> float:
-    return part.tokens()
-
-
-def _finished(_: Run, part: Measured) -> float:
+def _finished(part: Measured) -> float:
     return sum(r.ok and part.holds(r.ended) for r in part.records + part.outside)
 
 
-def _good(run: Run, part: Measured) -> float:
+def _goodput(run: Run) -> tuple[float | None, Interval | None]:
+    found = words.limits(dict(run.facts))
+    limits = {metric: min(at for at, _ in each) for metric, each in found.items()}
+    return _over_slices(run.part, partial(_good, limits))
+
+
+def _good(limits: Mapping[str, float], part: Measured) -> float:
     """Requests of the window that kept every latency limit of the run's objectives."""
-    limits = {metric: min(at for at, _ in found) for metric, found in _limits(run).items()}
     return sum(
         part.holds(r.intended)
         and r.ok
@@ -194,10 +198,6 @@ def _good(run: Run, part: Measured) -> float:
         and all((v := value(r, m)) is None or v <= limit for m, limit in limits.items())
         for r in part.records
     )
-
-
-def _limits(run: Run) -> dict[str, list[tuple[float, float | None]]]:
-    return words.limits(dict(run.facts))
 
 
 def _error_line(runs: Sequence[Run]) -> Line:

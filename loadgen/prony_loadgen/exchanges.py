@@ -429,7 +429,7 @@ class Exchanges:
         answer = exchange.answer
         had = len(answer.arrivals)
         if data:
-            answer.feed(data, at - self._origin)
+            answer.feed(data, self._clock(at))
         if ended is not None:
             if self._crossed(exchange, connection, at):
                 # It was closed while it lay idle, which says nothing of this request.
@@ -446,7 +446,7 @@ class Exchanges:
                 self._token_limit.restart(exchange, time.monotonic())
             if exchange.request.hang_up_after is not None:
                 self._hang_up(exchange, exchange.request.hang_up_after, at)
-        if answer.outcome is not None:
+        if answer.settled():
             if answer.over:
                 self._finish(exchange)
             else:

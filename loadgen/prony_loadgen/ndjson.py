@@ -21,13 +21,10 @@ class LineStream:
         """Whether the next byte starts a line."""
         return not self._partial and self._head is None
 
-    @property
-    def untouched(self) -> bool:
-        return self._head == b""
-
-    def begin(self) -> None:
-        """The first byte was seen, and is that of no byte-order mark."""
-        self._head = None
+    def begin(self, body: bytes) -> None:
+        """Tells it how the stream begins, so that it looks for no byte-order mark in vain."""
+        if self._head == b"" and not body.startswith(BOM[:1]):
+            self._head = None
 
     def feed(self, chunk: bytes) -> list[Event]:
         if self._head is not None:

@@ -6,17 +6,19 @@ load, never in the client's thread.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from prony_loadgen.record import RequestRecord
 
-# The figures that SLO files can bound, each with the flag that it counts.
-FLAGS = {
-    "truncated_share": "truncated",
-    "repetition_share": "repetition",
-    "mismatch_share": "mismatch",
+# The figures that SLO files can bound: the flag of an answer that is bad, and the flags of all
+# answers that were looked at (None: all).
+FLAGS: Final[Mapping[str, tuple[str, frozenset[str] | None]]] = {
+    "truncated_share": ("truncated", None),
+    "repetition_share": ("repetition", None),
+    # Only a request with a reference can match it.
+    "mismatch_share": ("mismatch", frozenset({"match", "mismatch"})),
 }
 # Those among them that a run can tell, as run.json lists them.
 BY_FINISH = ("truncated_share",)
@@ -129,13 +131,14 @@ def losses(
     figure: str, records: Iterable[RequestRecord], checks: Iterable[RequestRecord] = ()
 ) -> list[bool]:
     """Of each answer that could show the loss which `figure` (a key of FLAGS) counts: whether."""
+    flag, looked_at = FLAGS[figure]
     answered = [r for r in records if r.ok and r.arrivals]
     if figure == "repetition_share":
         answered = [r for r in answered if r.quality is not None]
-    elif figure == "mismatch_share":
+    elif looked_at is not None:
         answered += [r for r in checks if r.ok and r.arrivals]
-        answered = [r for r in answered if "match" in r.flags or "mismatch" in r.flags]
-    return [FLAGS[figure] in r.flags for r in answered]
+        answered = [r for r in answered if not looked_at.isdisjoint(r.flags)]
+    return [flag in r.flags for r in answered]
 
 
 def _truncated(record: RequestRecord, natural: bool) -> bool:

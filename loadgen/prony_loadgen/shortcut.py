@@ -177,7 +177,7 @@ class Shortcuts:
         self._framing = framing
         self.known: list[Shortcut] = []
         self._fixed: list[Fixed] = []
-        self._rests = {"text": _Rest(), "fixed": _Rest()}
+        self._text_pause, self._fixed_pause = _Pause(), _Pause()
 
     def match(self, body: bytes, start: int) -> tuple[Shortcut, int] | None:
         """The shortcut for the events at `start`, and where they end."""
@@ -205,9 +205,9 @@ class Shortcuts:
         if len(event.data) > _LONGEST or b"\n" in event.data:
             return
         if len(said.outputs) == 1:
-            if self._rests["text"].over():
+            if self._text_pause.over():
                 self._learn_text(event, said, body)
-        elif said == Said(finished=said.finished, done=said.done) and self._rests["fixed"].over():
+        elif said == Said(finished=said.finished, done=said.done) and self._fixed_pause.over():
             self._learn_fixed(event, said, body)
 
     def _learn_text(self, event: Event, said: Said, body: bytes) -> None:
@@ -224,7 +224,7 @@ class Shortcuts:
             self._fixed = [Fixed(one, said), *self._fixed[: _KEPT - 1]]
 
 
-class _Rest:
+class _Pause:
     """Making a pattern takes half a millisecond. A server whose events never repeat is soon left
     alone: the time between two attempts doubles.
     """

@@ -36,13 +36,10 @@ class EventStream:
             self._partial or self._data or self._name or self._after_cr or self._head is not None
         )
 
-    @property
-    def untouched(self) -> bool:
-        return self._head == b""
-
-    def begin(self) -> None:
-        """The first byte was seen, and is that of no byte-order mark."""
-        self._head = None
+    def begin(self, body: bytes) -> None:
+        """Tells it how the stream begins, so that it looks for no byte-order mark in vain."""
+        if self._head == b"" and not body.startswith(BOM[:1]):
+            self._head = None
 
     def feed(self, chunk: bytes) -> list[Event]:
         if self._head is not None:

@@ -128,15 +128,21 @@ def verdict(run: dict[str, Any]) -> tuple[str, str]:
         meaning = f"{same} of {total} objectives {'is' if same == 1 else 'are'} broken"
     elif word == "INCONCLUSIVE" and same:
         meaning = f"{same} of {total} objectives cannot be decided; this is not a pass"
-    elif word == "INVALID" and same < len(judged(run)):
-        # Doubts make everything invalid; what is judged beside it is a baseline that is damaged.
-        damaged = any(each.get("verdict") == "invalid" for each in run.get("regression") or [])
-        meaning = "the baseline cannot be read" if damaged else meaning
+    elif (
+        word == "INVALID"
+        and _invalid(run.get("regression"))
+        and not _invalid(run.get("objectives"))
+    ):
+        meaning = "the baseline cannot be read"  # doubts would make the objectives invalid
     if run.get("interrupted"):
         meaning += "; the run was interrupted"
     elif run.get("stopped_early"):
         meaning += f"; stopped early: {run['stopped_early']}"
     return word, meaning
+
+
+def _invalid(rows: list[dict[str, Any]] | None) -> bool:
+    return any(row.get("verdict") == "invalid" for row in rows or [])
 
 
 def judged(run: dict[str, Any]) -> list[dict[str, Any]]:

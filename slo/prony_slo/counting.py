@@ -11,18 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prony_loadgen.quality import FLAGS
 from prony_loadgen.record import RequestRecord
 from prony_loadgen.summary import Measured, failed, is_check, is_empty, value
 from prony_slo.effective import Bad
 from prony_slo.promise import Condition, Quality
-
-# The flag of an answer that is bad, and the flags of all answers that were looked at (None: all).
-QUALITY_FLAGS: dict[Quality, tuple[str, frozenset[str] | None]] = {
-    "truncated_share": ("truncated", None),
-    "repetition_share": ("repetition", None),
-    # Only a request with a reference can match it.
-    "mismatch_share": ("mismatch", frozenset({"match", "mismatch"})),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +92,7 @@ def good_finished(conditions: Sequence[Condition], measured: Measured) -> int:
 
 def count_marked(metric: Quality, measured: Measured) -> Counted:
     """The answers that carry the flag of a loss of quality, of those that were looked at."""
-    flag, looked_at = QUALITY_FLAGS[metric]
+    flag, looked_at = FLAGS[metric]
     left_out: Counter[str] = Counter()
     series: list[tuple[float, bool]] = []
     # What was asked before and after the load to check the answers counts, wherever it lies.

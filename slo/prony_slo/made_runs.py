@@ -7,10 +7,10 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
+from prony_loadgen.quality import FLAGS
 from prony_loadgen.record import Arrival, RequestRecord
 from prony_loadgen.summary import Measured, Stage
 from prony_slo.ahead import fewest
-from prony_slo.counting import QUALITY_FLAGS
 from prony_slo.pairs import Pair
 from prony_slo.promise import (
     Band,
@@ -110,7 +110,7 @@ def _request(
     first, span = _latencies(slo, broken)
     promise = None if broken is None else broken.promise
     failed = isinstance(promise, Share) and not promise.conditions
-    marks = [QUALITY_FLAGS[promise.metric][0]] if isinstance(promise, Marked) else []
+    marks = [FLAGS[promise.metric][0]] if isinstance(promise, Marked) else []
     flags = (*marks, *(seen for metric in _qualities(slo) for seen in _looked_at(metric)))
     return _record(index, at, cls, first, span, failed, flags)
 
@@ -247,5 +247,5 @@ def _qualities(slo: SloFile) -> list[Quality]:
 
 def _looked_at(metric: Quality) -> list[str]:
     """The flags that say that somebody looked, and found nothing."""
-    flag, looked_at = QUALITY_FLAGS[metric]
+    flag, looked_at = FLAGS[metric]
     return [seen for seen in looked_at or () if seen != flag]

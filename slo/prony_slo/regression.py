@@ -133,10 +133,14 @@ def regression_code(
     """
     if baseline_missing:
         return {"inconclusive": 3, "fail": 1, "warn": 0, "pass": 0}[regression.baseline.missing]
-    if any(result.verdict == "invalid" for result in results):
-        return 4
-    verdicts = {result.verdict for result in results if result.severity == "fail"}
-    return 1 if "breach" in verdicts else 3 if "inconclusive" in verdicts else 0
+    return {"invalid": 4, "breach": 1, "inconclusive": 3, "pass": 0}[regression_verdict(results)]
+
+
+def regression_verdict(results: Sequence[RegressionResult]) -> RegressionVerdict:
+    """The gravest of what the checks found, warnings left out."""
+    found = {r.verdict for r in results if r.severity == "fail" or r.verdict == "invalid"}
+    grave: tuple[RegressionVerdict, ...] = ("invalid", "breach", "inconclusive")
+    return next((verdict for verdict in grave if verdict in found), "pass")
 
 
 def no_baseline(regression: Regression, command: str) -> tuple[RegressionResult, ...]:
