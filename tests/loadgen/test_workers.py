@@ -6,6 +6,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -314,22 +315,31 @@ def test_the_master_web_ui_makes_a_folder_for_each_test_and_serves_metrics(
         locust(tmp_path, FILE, "--worker", "--master-port", port, name=f"w{number}")
     master.until(lambda: workers_at(web) == 2)
     for number in (1, 2):
+        folder = RunFolder(tmp_path / "out" / f"run-{number}")
         server.bodies.clear()
         fetched(web, "/swarm", {"user_count": "1", "spawn_rate": "1"})
-        master.until(lambda: is_going(web))
+        master.until(partial(both_have_answers, web, folder))
         shown = live(web)
         found = re.search(r'requests_total{class="chat",outcome="ok",run_id="(\w+)"} (\d+)',
                           fetched(web, "/metrics") or "")  # fmt: skip
         assert found and found[1] == shown["run"] and int(found[2]) > 0
         assert [each["id"] for each in shown["objectives"]] == ["errors < 20%", "ttft p50 < 20s"]
         fetched(web, "/stop", {})
-        folder = RunFolder(tmp_path / "out" / f"run-{number}")
         run = folder.read_run()
         assert run["stopped_early"] == "stopped through Locust before its end"
-        assert {record.worker for record in folder.records()} == {0, 1}
+        assert heard_of(folder) == {0, 1}
         master.until(lambda: workers_at(web) == 2)
     master.process.send_signal(signal.SIGTERM)
     assert master.end() == run["exit_code"], master.said
+
+
+def both_have_answers(port: int, folder: RunFolder) -> bool:
+    return is_going(port) and heard_of(folder) == {0, 1}
+
+
+def heard_of(folder: RunFolder) -> set[int]:
+    """The workers with a record in a run's folder, which may still be going."""
+    return {record.worker for record in folder.records()}
 
 
 def live(port: int) -> dict[str, Any]:
