@@ -29,7 +29,7 @@ from prony_server.scheduler import Batch, is_last
 from prony_server.sequence import Sequence, TokenLogprobs
 
 # Padding, in tokens, whose copying takes as long as one more attention call.
-WORTH_A_PART = 128
+WORTH_A_PART = 256
 
 
 @dataclass(frozen=True, slots=True)
