@@ -13,6 +13,8 @@ import threading
 import time
 from typing import Any, Self
 
+from prony_loadgen.probe import PROBE_TOKENS
+
 MODEL = "fake"
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
 _HEADERS = (
@@ -111,7 +113,7 @@ class FakeServer:
             connection.sendall(_json({"error": {"message": "not found"}}, 404))
             return
         asked = json.loads(body)
-        probe = asked["max_tokens"] == 4
+        probe = _is_probe(asked)
         with self._counting:
             self.bodies += [] if probe else [asked]
             number = len(self.bodies)
@@ -143,6 +145,14 @@ class FakeServer:
             connection.sendall(b"".join(map(_chunk, end)) + b"0\r\n\r\n")
         else:
             connection.sendall(_HEADERS + b"".join(map(_chunk, pieces + end)) + b"0\r\n\r\n")
+
+
+def _is_probe(asked: dict[str, Any]) -> bool:
+    """Whether nobody's load is asked: a scenario may draw as few tokens, but not such words."""
+    if asked["max_tokens"] != PROBE_TOKENS:
+        return False
+    text = asked.get("prompt") or asked["messages"][0]["content"]
+    return len({len(word) for word in text.split()}) == 1
 
 
 def _read(connection: socket.socket) -> bytes:

@@ -321,7 +321,7 @@ def test_a_listener_may_quit_in_the_middle_of_a_run(
 
 
 LISTENS = (
-    MINE
+    MINE.replace("max_tokens=2", "max_tokens=9")
     + """
 import json
 from locust import events
@@ -338,18 +338,17 @@ def listen(response_time, exception, context, **_):
 def test_m17_locusts_event_covers_the_whole_stream_with_ttft_beside_it_and_fires_once(
     tmp_path: Path,
 ) -> None:
-    # 50 ms to the first of 2 or 9 tokens, 40 ms between them.
-    with FakeServer(first_token=0.05, gap=0.04, fail_after=12) as server:
+    # 50 ms to the first of 9 tokens, 40 ms between them.
+    with FakeServer(first_token=0.05, gap=0.04, fail_after=6) as server:
         process = mine(tmp_path, server, "-u", "2", "-r", "2", "-t", "2s", text=LISTENS)
         process.end()
     heard = [json.loads(line) for line in (tmp_path / "heard.jsonl").read_text().splitlines()]
     records = list(RunFolder(tmp_path / "out").records())
     assert len(heard) == len(records)
     whole = [each for each in heard if not each["failed"]]
-    assert len(whole) <= 12 < len(heard)
+    assert 0 < len(whole) <= 6 < len(heard)
     assert all(each["ttft"] >= 0.05 for each in whole)
-    assert all(each["response_time"] / 1000 >= each["ttft"] + 0.04 for each in whole)
-    assert max(each["response_time"] / 1000 - each["ttft"] for each in whole) >= 8 * 0.04
+    assert all(each["response_time"] / 1000 - each["ttft"] >= 8 * 0.04 for each in whole)
 
 
 def test_failed_requests_are_failures_in_locust_too(tmp_path: Path) -> None:
