@@ -43,7 +43,7 @@ NOT_CONFIGURATION: Final = frozenset(
     {"run_id", "started_at", "ended_at", "origin_unix", "schema", "window", "planned_window",
      "summary", "doubts", "verdict", "exit_code", "objectives", "schedule", "client",
      "interrupted", "stopped_early", "gauges", "command", "workload", "prompt_count", "checks",
-     "regression", "host.load_average", "slo", "scenario.seed"}
+     "regression", "host.load_average", "slo", "scenario.seed", "records"}
 )  # fmt: skip
 
 
@@ -190,13 +190,16 @@ def _goodput(run: Run) -> tuple[float | None, Interval | None]:
 
 
 def _good(limits: Mapping[str, float], part: Measured) -> float:
-    """Requests of the window that kept every latency limit of the run's objectives."""
+    """Requests that kept every latency limit of the run's objectives, by when they ended.
+
+    As throughput counts them, and prony_slo.counting.good_finished.
+    """
     return sum(
-        part.holds(r.intended)
+        part.holds(r.ended)
         and r.ok
         and bool(r.arrivals)
         and all((v := value(r, m)) is None or v <= limit for m, limit in limits.items())
-        for r in part.records
+        for r in part.records + part.outside
     )
 
 

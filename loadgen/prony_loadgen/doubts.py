@@ -67,6 +67,7 @@ def find_doubts(
     """
     found = [
         *_broken_clock(measured),
+        *_lost_records(run, measured),
         *_lost_workers(run),
         *_task_errors(run),
         *_send_lag(measured, tightest_ttft),
@@ -108,6 +109,19 @@ def _broken_clock(measured: Measured) -> Iterator[Doubt]:
             f"{negative:,} requests have a negative duration; they are in no figure",
             "this is a bug of Prony or of the records: please report it with the run folder",
             {"requests": negative},
+        )
+
+
+def _lost_records(run: Mapping[str, Any], measured: Measured) -> Iterator[Doubt]:
+    made, held = run.get("records"), len(measured.records) + len(measured.outside)
+    if isinstance(made, int) and held < made:
+        yield Doubt(
+            "lost_records",
+            "invalid",
+            f"requests.jsonl.gz holds {held:,} of the run's {made:,} records: it is cut, damaged "
+            "or gone, and so is what they would have shown",
+            "take the run folder from where it was made; a copy or an upload may have ended early",
+            {"records": held, "of": made},
         )
 
 

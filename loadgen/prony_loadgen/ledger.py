@@ -172,6 +172,9 @@ class Ledger:
                 schedule=settings.schedule,
                 planned=settings.plan.measured,
             ),
+            # What requests.jsonl.gz must hold, so that one that was damaged later is noticed. A
+            # run whose disk failed is an interrupted one, and what it kept is all there was.
+            "records": None if ended is None or self.failure else len(self._sendings),
             "host": _host(),
             "versions": _versions(),
             "client": dict(ending.client),

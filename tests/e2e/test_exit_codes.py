@@ -108,6 +108,24 @@ def test_q05_an_interrupted_run_shows_a_certain_breach_or_is_invalid(
     assert folder.read_run()["interrupted"] is True
 
 
+@ways
+@pytest.mark.parametrize("kept", [0.5, 0.0])
+def test_a_run_whose_records_were_cut_afterwards_is_not_judged_by_the_rest(
+    way: Any, kept: float, url: str, tmp_path: Path
+) -> None:
+    process = started(tmp_path, way(url, KEPT, 200))
+    assert process.end() == 0, process.said
+    requests = RunFolder(tmp_path / "out").requests
+    whole = requests.read_bytes()
+    requests.unlink()
+    if kept:
+        requests.write_bytes(whole[: int(kept * len(whole))])
+    again = started(tmp_path, ["prony", "gate", "out", "--slo", KEPT])
+    assert again.end() == 4, again.said
+    assert "of the run's 200 records" in " ".join(again.said.split())
+    assert verdict(tmp_path)["verdict"] == "invalid"
+
+
 EARLY = """\
 measure: {stop_on_breach: true}
 objectives: [{id: ttft, good: {ttft: 1us}, at_least: 50%}]

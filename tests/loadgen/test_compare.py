@@ -100,6 +100,18 @@ def test_goodput_is_what_the_runs_own_summary_says() -> None:
     assert found.cells[1].change == 1
 
 
+def test_goodput_counts_an_answer_by_when_it_ended_as_throughput_does() -> None:
+    base, records = synthetic_run(slo=("ttft p95 < 60s",))
+    # Cut where the first request is under way: it came in the window, and ended after it.
+    first = min(records, key=lambda record: record.intended)
+    edge = (first.intended + first.ended) / 2
+    for window in ([0.0, edge], [edge, base["window"][1]]):
+        run = run_of("run", base | {"window": window}, records)
+        comparison = compare([run, run])
+        good, all_of_them = line(comparison, "goodput requests/s"), line(comparison, "requests/s")
+        assert good.cells[0].value == all_of_them.cells[0].value
+
+
 def test_every_row_of_the_issue_is_there_and_memory_only_where_it_is_known() -> None:
     names = [line.name for line in compared(by=1.0).lines]
     for metric in ("TTFT", "TPOT", "E2E"):

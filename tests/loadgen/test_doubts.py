@@ -291,3 +291,19 @@ def test_every_doubt_is_in_the_documentation() -> None:
     documented = (Path(__file__).parents[2] / "docs" / "slo.md").read_text()
     assert len(ids) > 25
     assert {name for name in ids if f"| `{name}` |" not in documented} == set()
+
+
+@pytest.mark.parametrize(("held", "made", "grade"), [(99, 100, "invalid"), (0, 1, "invalid")])
+def test_records_that_the_run_made_and_the_folder_lacks_make_it_invalid(
+    held: int, made: int, grade: str
+) -> None:
+    doubt = doubts(many(held) if held else [], {"records": made})["lost_records"]
+    assert (doubt.grade, doubt.numbers) == (grade, {"records": held, "of": made})
+    assert f"holds {held} of the run's {made} records" in doubt.message
+
+
+@pytest.mark.parametrize("made", [100, None])
+def test_a_folder_with_all_its_records_or_of_a_run_without_an_end_lacks_none(
+    made: int | None,
+) -> None:
+    assert "lost_records" not in doubts(many(100), {"records": made})
