@@ -192,6 +192,14 @@ def test_a_queue_before_an_engine_that_has_room_for_everybody_lacks_nothing() ->
     assert names(found(server(queue=0.1, kv=0.01, kv_most=0.02, batch=3.0))) == ["none"]
 
 
+def test_a_queue_that_is_most_of_a_request_is_never_said_to_be_no_bottleneck() -> None:
+    # As a server with static batching has it: room for everybody, and everybody waits.
+    told = found(server(queue=0.4, kv=0.01, kv_most=0.02, batch=3.0))
+    assert names(told) == ["cannot_tell"]
+    assert "% of a request's time was queue" in told.verdicts[0].found.why
+    assert "--batching static" in told.verdicts[0].found.why
+
+
 def test_a_full_batch_and_a_queue_lack_places() -> None:
     assert names(found(server(queue=0.3, batch=31.0, kv=0.5))) == ["batch_slots"]
 

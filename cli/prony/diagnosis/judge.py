@@ -144,12 +144,20 @@ def _nothing(evidence: Evidence, held: Mapping[str, Found]) -> dict[str, Found]:
             )
         }  # fmt: skip
     host = "" if server.stages else ", except that this engine does not tell its host's share"
-    slowest = max(evidence.split().items(), key=lambda part: part[1], default=("", 0.0))
+    slowest, took = max(evidence.split().items(), key=lambda part: part[1], default=("", 0.0))
+    if slowest == "queue" and took > limit("queue") * e2e:
+        return {
+            "cannot_tell": Found(
+                took, 0.5, f"{took / e2e * 100:.0f} % of a request's time was queue, and nothing "
+                "that is known here to hold requests there shows: a server that waits for whole "
+                "batches (--batching static) looks so",
+            )
+        }  # fmt: skip
     return {
         "none": Found(
             0.0,
             0.9 if server.stages else 0.6,
-            f"{slowest[1] / e2e * 100:.0f} % of a request's time was {slowest[0]}, the queue took "
+            f"{took / e2e * 100:.0f} % of a request's time was {slowest}, the queue took "
             f"{server.queue / e2e * 100:.0f} %, and nothing crossed its threshold{host}",
         )
     }
