@@ -81,6 +81,8 @@ def compare_with_stored(
         )
     where = path or baseline_path(slo)
     command = f"prony baseline accept {where_runs(runs)} {options}"
+    if path is not None:
+        command += f" --baseline {_quoted(str(path))}"
     try:
         baseline = read(where)
     except BaselineError as error:

@@ -77,6 +77,11 @@ def test_q07_without_a_baseline_the_command_that_makes_one_is_named(place: Path)
         "no baseline yet: make one with `prony baseline accept RUN --slo gate.yaml`"
     )
     assert check["place"] == "gate.yaml:6" and check["file"] == "gate.yaml"
+    _, found = judged(run(place, 2, 2), "--baseline", "kept/mian.json")
+    assert (
+        "accept RUN --slo gate.yaml --baseline kept/mian.json`"
+        in (found["regression"]["checks"][0]["text"])
+    )
     # A gate never makes one, whatever it says.
     assert not (place / "baselines").exists()
     code, text = prony("baseline", "show", "--slo", "gate.yaml")
