@@ -180,7 +180,7 @@ def _over_slices(
 
 
 def _finished(part: Measured) -> float:
-    return sum(r.ok and part.holds(r.ended) for r in part.records + part.outside)
+    return len(part.finished())
 
 
 def _goodput(run: Run) -> tuple[float | None, Interval | None]:
@@ -190,16 +190,11 @@ def _goodput(run: Run) -> tuple[float | None, Interval | None]:
 
 
 def _good(limits: Mapping[str, float], part: Measured) -> float:
-    """Requests that kept every latency limit of the run's objectives, by when they ended.
-
-    As throughput counts them, and prony_slo.counting.good_finished.
-    """
+    """Finished requests that kept every latency limit of the run's objectives."""
     return sum(
-        part.holds(r.ended)
-        and r.ok
-        and bool(r.arrivals)
+        bool(r.arrivals)
         and all((v := value(r, m)) is None or v <= limit for m, limit in limits.items())
-        for r in part.records + part.outside
+        for r in part.finished()
     )
 
 

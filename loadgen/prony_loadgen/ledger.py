@@ -174,7 +174,7 @@ class Ledger:
             ),
             # What requests.jsonl.gz must hold, so that one that was damaged later is noticed. A
             # run whose disk failed is an interrupted one, and what it kept is all there was.
-            "records": None if ended is None or self.failure else len(self._sendings),
+            "records": None if ended is None or self.failure else self._recorder.written,
             "host": _host(),
             "versions": _versions(),
             "client": dict(ending.client),

@@ -68,6 +68,13 @@ class Measured:
         start, end = self.window
         return start <= at < end and not any(a <= at < b for a, b in self.profiled)
 
+    def finished(self) -> list[RequestRecord]:
+        """Answers that ended while it was measured, whenever their request was sent.
+
+        What rates count: by when they were asked for, an overloaded server would seem to do more.
+        """
+        return [r for r in self.records + self.outside if r.ok and self.holds(r.ended)]
+
     def tokens(self) -> float:
         """Output tokens that arrived while it was measured, whenever their request was sent."""
         return tokens_inside(self.records + self.outside, self.window, self.profiled)
@@ -325,12 +332,10 @@ def _rates(measured: Measured) -> dict[str, float | None]:
     counts = _counts(measured.records, measured.dropped)
     answered = counts["attempts"] - counts["incomplete"]
     bad = counts["failed"] + counts["dropped"]
-    everything = measured.records + measured.outside
-    finished = sum(r.ok and measured.holds(r.ended) for r in everything)
     per_second = 1 / measured.seconds if measured.seconds > 0 else None
     tokens = measured.tokens()
     return {
-        "requests_per_s": finished * per_second if per_second else None,
+        "requests_per_s": len(measured.finished()) * per_second if per_second else None,
         "output_tokens_per_s": tokens * per_second if per_second else None,
         "error_rate": bad / answered if answered else None,
     }

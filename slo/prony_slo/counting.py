@@ -76,17 +76,10 @@ def count(
 
 
 def good_finished(conditions: Sequence[Condition], measured: Measured) -> int:
-    """Good requests whose answers ended inside the window, whenever they were intended.
-
-    The numerator of goodput a second. By when they ended, as throughput counts: by when they came
-    an overloaded server would seem to do more good than work.
-    """
+    """Good requests of those that finished: the numerator of goodput a second."""
     return sum(
-        record.ok
-        and not is_empty(record)
-        and measured.holds(record.ended)
-        and _judge(record, conditions, False) is True
-        for record in (*measured.records, *measured.outside)
+        not is_empty(record) and _judge(record, conditions, False) is True
+        for record in measured.finished()
     )
 
 

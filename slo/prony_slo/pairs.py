@@ -145,8 +145,7 @@ def _figure(check: Check, run: Measured) -> float | None:
     if check.metric == "output_tokens_per_s":
         return run.tokens() / run.seconds if run.seconds > 0 else None
     if check.metric == "requests_per_s":
-        done = sum(r.ok and run.holds(r.ended) for r in run.records + run.outside)
-        return done / run.seconds if run.seconds > 0 else None
+        return len(run.finished()) / run.seconds if run.seconds > 0 else None
     values = _latencies(run, check.metric)
     if check.stat == "mean":
         answered = values[np.isfinite(values)]

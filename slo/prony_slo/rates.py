@@ -51,4 +51,4 @@ def _count(promise: Floor, run: Measured, conditions: Sequence[Condition]) -> fl
         return good_finished(conditions, run)
     if promise.metric == "output_tokens_per_s":
         return run.tokens()
-    return sum(r.ok and run.holds(r.ended) for r in run.records + run.outside)
+    return len(run.finished())

@@ -78,10 +78,8 @@ def test_q07_without_a_baseline_the_command_that_makes_one_is_named(place: Path)
     )
     assert check["place"] == "gate.yaml:6" and check["file"] == "gate.yaml"
     _, found = judged(run(place, 2, 2), "--baseline", "kept/mian.json")
-    assert (
-        "accept RUN --slo gate.yaml --baseline kept/mian.json`"
-        in (found["regression"]["checks"][0]["text"])
-    )
+    text = found["regression"]["checks"][0]["text"]
+    assert "accept RUN --slo gate.yaml --baseline kept/mian.json`" in text
     # A gate never makes one, whatever it says.
     assert not (place / "baselines").exists()
     code, text = prony("baseline", "show", "--slo", "gate.yaml")
