@@ -175,11 +175,14 @@ def _compiled(name: str, loaded: Loaded, prompts: list[list[int]], said: _Said) 
 
 def weight_bytes(model: Any) -> int:
     """Of all parameters and buffers; what several layers share counts once."""
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in (*model.parameters(), *model.buffers())
-    }
-    return sum(storages.values())
+    sizes: dict[int, int] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_mkldnn:  # in oneDNN's layout, whose storage torch does not show
+            sizes[id(tensor)] = tensor.nbytes
+        else:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
 
 
 @torch.inference_mode()

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from prony_server.products import timed
+from prony_server.products import product_times, timed
 
 Bits = Literal["int8", "int4"]
 BITS: tuple[Bits, ...] = ("int8", "int4")
@@ -265,14 +265,11 @@ def _way(
     """The fastest way that is right for all shapes; its times over unquantised, by rows."""
     expand = Way(False, dtype)
     ways = [expand, *(Way(True, each) for each in dict.fromkeys((dtype, torch.bfloat16)))]
-    totals: dict[Way | None, dict[int, float]]  # None: unquantised
-    totals = {way: dict.fromkeys(ROWS, 0.0) for way in (None, *ways)}
+    totals = {way: dict.fromkeys(ROWS, 0.0) for way in ways}
+    plain = dict.fromkeys(ROWS, 0.0)
     for (outputs, inputs), count in shapes.items():
         weight = torch.randn(outputs, inputs, device=device).to(dtype)
-        calls: dict[Way | None, Callable[[Tensor], Tensor]] = {
-            None: partial(linear, weight=weight),
-            expand: LAYERS[bits](weight, expand, group),
-        }
+        calls: dict[Way, Quantized] = {expand: LAYERS[bits](weight, expand, group)}
         for way in ways[1:]:
             if way in totals:
                 layer = _right(bits, weight, way, group, calls[expand])
@@ -285,15 +282,14 @@ def _way(
             taken = timed({way: partial(call, x) for way, call in calls.items()}, device)
             for name, seconds in taken.items():
                 totals[name][rows] += seconds * count
-                if rows == BATCH and name in ways and seconds > SLOWER * taken[expand]:
+                if rows == BATCH and seconds > SLOWER * taken[expand]:
                     del totals[name], calls[name]
-    plain, slow = totals.pop(None), totals[expand]
+            plain[rows] += min(product_times(weight, rows).values()) * count
+    slow = totals[expand]
     fast = [
         way
-        for way in totals
-        if way is not None
-        and totals[way][BATCH] <= slow[BATCH]
-        and totals[way][PIECE] <= SLOWER * slow[PIECE]
+        for way, mine in totals.items()
+        if mine[BATCH] <= slow[BATCH] and mine[PIECE] <= SLOWER * slow[PIECE]
     ]
     best = min(fast, key=lambda way: totals[way][BATCH])
     return best, {rows: totals[best][rows] / plain[rows] for rows in sorted(ROWS)}
