@@ -44,6 +44,7 @@ from prony_server.collectors import EngineCollector
 from prony_server.engine import Engine, EngineConfig, Step
 from prony_server.loop_lag import watch_loop
 from prony_server.page import page
+from prony_server.products import speed_up
 from prony_server.requestlog import request_log
 from prony_server.routes import Backend, Service
 from prony_server.streams import Bridge
@@ -150,6 +151,7 @@ def main() -> None:
         else:
             suffix = ""
             model, tokenizer = random_model(), wide_tokenizer()
+            speed_up(model)  # as `prony serve` does
         measured, scrape = _measure(name, model, tokenizer, pairs, tokens)
         generated = BATCH * tokens
         whole = [(on.all, off.all) for on, off in measured]

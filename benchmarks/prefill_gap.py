@@ -27,6 +27,7 @@ from benchmarks.smollm2_shape import random_model
 from prony_server.engine import Engine, Step
 from prony_server.limits import EngineConfig
 from prony_server.loading import load
+from prony_server.products import speed_up
 from prony_server.sequence import Output, SamplingParams
 from prony_server.tiny import tiny_model
 
@@ -141,7 +142,9 @@ def _model(options: argparse.Namespace) -> tuple[Any, str]:
         # Its weights are random: a longer context is a number.
         model.config.max_position_embeddings = CONTEXT
         return model, "tiny"
-    return random_model(), "smollm2-shape"
+    model = random_model()
+    speed_up(model)  # as `prony serve` does
+    return model, "smollm2-shape"
 
 
 def _options() -> argparse.Namespace:

@@ -55,7 +55,10 @@ def command() -> None:
         # Texts of a server or a file may hold what no terminal's encoding has.
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.stdout = Unbroken(sys.stdout)
-    code = main()
+    try:
+        code = main()
+    except KeyboardInterrupt:  # while the commands were being imported
+        code = 4
     sys.stdout.flush()
     sys.exit(code)
 

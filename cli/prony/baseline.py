@@ -8,6 +8,7 @@ gates compare with both.
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,36 +17,27 @@ from prony.gate import add_slo
 
 if TYPE_CHECKING:
     from prony_slo.baseline_store import BaselineFile, KeptRun
-    from prony_slo.promise import SloFile
+    from prony_slo.promise import Regression, SloFile
 
 HELP = "keep runs as a baseline, or show what is kept"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("action", choices=("accept", "show"))
-    add("folders", nargs="*", metavar="RUN", help="accept: run folders (default: runs/latest)")
-    add_slo(parser)
-    add("--baseline", type=Path, metavar="FILE", help="default: baselines/REF.json, by the SLO")
-    add("--anchor", metavar="LABEL", help="accept: also keep the whole set as this release's")
+    # One parser each: with both in one, argparse takes no RUN that comes after an option.
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    accept = actions.add_parser("accept", help="keep runs as the baseline", allow_abbrev=False)
+    accept.add_argument("folders", nargs="*", metavar="RUN", help="default: runs/latest")
+    accept.add_argument("--anchor", metavar="LABEL", help="keep the whole set as this release's")
+    show = actions.add_parser("show", help="what is kept", allow_abbrev=False)
+    for each in (accept, show):
+        add_slo(each)
+        each.add_argument(
+            "--baseline", type=Path, metavar="FILE", help="default: baselines/REF.json, by the SLO"
+        )
 
 
 def run(args: argparse.Namespace) -> int:
-    from prony.comparing import baseline_path
-    from prony_slo.objective import load_slo
-
-    if args.action == "accept":
-        return _accept(args)
-    if args.folders or args.anchor:
-        raise UsageError("show takes no run and no --anchor")
-    if args.baseline is None and not args.slo:
-        raise UsageError("show: name the --slo whose baseline it is, or the file by --baseline")
-    slo = load_slo(args.slo) if args.slo else None
-    path = args.baseline
-    if path is None:
-        assert slo is not None
-        path = baseline_path(slo)
-    return _show(path, slo, args)
+    return _accept(args) if args.action == "accept" else _show(args)
 
 
 def _accept(args: argparse.Namespace) -> int:
@@ -53,20 +45,15 @@ def _accept(args: argparse.Namespace) -> int:
     from prony.judging import read_part
     from prony_loadgen.folder import resolve
     from prony_slo import baseline_store as store
-    from prony_slo.objective import load_slo
 
     folders = [resolve(name) for name in args.folders or [None]]
     names = tuple(args.slo) or tuple(folders[0].read_run().get("slo") or ())
-    slo = load_slo(names) if names else None
-    if slo is None or slo.regression is None or not slo.regression.checks:
-        raise UsageError(
-            "the SLO has no `regression:` with `checks:`, so nobody knows which figures to keep"
-        )
+    slo, regression = _comparing(names)
     path = args.baseline or baseline_path(slo)
     runs = [read_part(folder, slo) for folder in folders]
     try:
         kept = store.read(path) if path.exists() else None
-        moved = store.accept(kept, slo.regression, runs, anchor=args.anchor)
+        moved = store.accept(kept, regression, runs, anchor=args.anchor)
     except store.BaselineError as error:
         raise UsageError(str(error)) from None
     try:
@@ -79,12 +66,37 @@ def _accept(args: argparse.Namespace) -> int:
         print(f"not enough yet: {short}")
     if args.anchor:
         print(f"anchor: {args.anchor}, {len(moved.runs)} runs")
+    if args.baseline is None and regression.baseline.mode == "interleaved":
+        print(
+            f"the SLO's `mode: interleaved` compares by `prony ab`: `prony gate` reads this file "
+            f"where it is named (--baseline {path}), or by `mode: stored`"
+        )
     return 0
 
 
-def _show(path: Path, slo: "SloFile | None", args: argparse.Namespace) -> int:
-    from prony_slo import baseline_store as store
+def _comparing(names: Sequence[str]) -> "tuple[SloFile, Regression]":
+    """The SLO and what it compares. Raises UsageError where that is nothing."""
+    from prony_slo.objective import load_slo
 
+    slo = load_slo(names) if names else None
+    if slo is None or slo.regression is None or not slo.regression.checks:
+        raise UsageError(
+            "the SLO has no `regression:` with `checks:`, so nobody knows which figures to keep"
+        )
+    return slo, slo.regression
+
+
+def _show(args: argparse.Namespace) -> int:
+    from prony.comparing import baseline_path
+    from prony_slo import baseline_store as store
+    from prony_slo.objective import load_slo
+
+    slo = load_slo(args.slo) if args.slo else None
+    path = args.baseline
+    if path is None:
+        if slo is None:
+            raise UsageError("show: name the --slo whose baseline it is, or the file by --baseline")
+        path = baseline_path(_comparing(args.slo)[0])
     try:
         kept = store.read(path)
     except store.BaselineError as error:

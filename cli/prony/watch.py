@@ -6,9 +6,14 @@ of `prony diagnose`, over the last half minute.
 
 import argparse
 import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from prony.errors import UsageError
 from prony.reaching import add_reaching, target_of
+
+if TYPE_CHECKING:
+    from prony.watching import Frame, Watch
 
 HELP = "a live view of a running server, with the current verdict"
 EVERY = 1.0
@@ -38,13 +43,23 @@ def run(args: argparse.Namespace) -> int:
             time.sleep(args.every)
             console.print(page(watch.look()))
             return 0
+        if not console.is_terminal:  # a file or a pipe gets one page after the other
+            for frame in _looks(watch, args.every):
+                console.print(page(frame))
         with Live(page(frame), console=console, auto_refresh=False, screen=False) as live:
-            due = time.monotonic()
-            while True:
-                due = max(due + args.every, time.monotonic())
-                time.sleep(max(0.0, due - time.monotonic()))
-                live.update(page(watch.look()), refresh=True)
+            for frame in _looks(watch, args.every):
+                live.update(page(frame), refresh=True)
     except Blind as error:
         raise UsageError(f"--target {args.target}: {error}") from None
     except KeyboardInterrupt:
-        return 0
+        pass
+    return 0
+
+
+def _looks(watch: "Watch", every: float) -> Iterator["Frame"]:
+    """One look after the other, without an end."""
+    due = time.monotonic()
+    while True:
+        due = max(due + every, time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
+        yield watch.look()

@@ -239,10 +239,11 @@ def _no_output(measured: Measured) -> Iterator[Doubt]:
 
 def _cut_short(measured: Measured) -> Iterator[Doubt]:
     if measured.interrupted:
+        what = "was interrupted" if measured.ended else "has not ended: it goes on, or was killed"
         yield Doubt(
             "interrupted",
             "warn",
-            f"the run was interrupted; {len(measured.records):,} requests were measured",
+            f"the run {what}; {len(measured.records):,} requests were measured",
             "let it run to its end: a part of a run can only show a breach",
             {"requests": len(measured.records)},
         )

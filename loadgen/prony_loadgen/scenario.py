@@ -523,6 +523,8 @@ def json_schema() -> dict[str, Any]:
 
 def _not_found(name: str) -> str:
     known = shipped.names("scenarios")
+    if shipped.is_folder(name):
+        return f"{name}: a folder; expected a scenario file"
     if Path(name).suffix in {".yaml", ".yml"}:
         return f"{name}: no such scenario file"
     return (

@@ -37,6 +37,13 @@ def _is_file(path: Path) -> bool:
         return False
 
 
+def is_folder(name: str) -> bool:
+    try:
+        return bool(name) and Path(name).is_dir()
+    except OSError:
+        return False
+
+
 def names(folder: str) -> list[str]:
     """The names of the shipped YAML files of a folder, sorted."""
     return sorted(path.stem for path in shipped(folder).glob("*.yaml"))

@@ -47,6 +47,7 @@ class Measured:
     loop: Literal["open", "closed"]
     dropped: int = 0  # arrivals that the generator could not send; bad for every objective
     interrupted: bool = False
+    ended: bool = True  # whether the folder tells of an end: not while it runs, nor of a killed run
     stopped_early: str | None = None
     scenario: str | None = None
     gauges: Mapping[str, float] | None = None  # means over the window, "gpu_utilization" among them
@@ -116,6 +117,7 @@ def measured(
         loop=run["loop"],
         dropped=0 if cut_short else run.get("schedule", {}).get("dropped") or 0,
         interrupted=interrupted,
+        ended=run.get("ended_at", "") is not None,
         stopped_early=stopped_early,
         scenario=run.get("scenario", {}).get("name"),
         gauges=run.get("gauges"),

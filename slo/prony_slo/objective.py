@@ -201,13 +201,15 @@ def _check(entry: CheckModel, objectives: Sequence[Objective], place: str) -> Ch
 
 def _named(arg: str) -> SloFile:
     path = shipped.find("objectives", arg)
+    if path is None and shipped.is_folder(arg):
+        raise FileError([f"--slo {arg}: a folder; expected an SLO file"])
     if path is None and ("/" in arg or arg.endswith((".yaml", ".yml"))):
         raise FileError([f"--slo {arg}: no such file"])
     if path is None:
-        known = shipped.names("objectives")
+        known, named = shipped.names("objectives"), arg or "''"
         raise FileError(
             [
-                f"--slo {arg}: no file, and no SLO that ships with Prony{nearest(arg, known)} "
+                f"--slo {named}: no file, and no SLO that ships with Prony{nearest(arg, known)} "
                 f"(shipped: {', '.join(known)}; inline: 'ttft p99 < 500ms')"
             ]
         )

@@ -163,6 +163,9 @@ def outlook(regression: Regression, profile: NoiseProfile | None, requests: int)
                 f"after {regression.min_pairs} pairs"
             )
             continue
+        if not noise.s2:
+            lines.append(f"{check.id}: earlier pairs did not differ, so any change will be seen")
+            continue
         seen = smallest_seen(regression, check, noise)
         most = regression.max_pairs
         line = f"{check.id}: up to {most} pairs see a change of {amount(check, seen)}, tolerance "

@@ -127,6 +127,31 @@ def test_q07_a_damaged_baseline_is_never_a_missing_one(text: str, place: Path) -
     assert (place / "baselines/main.json").read_text() == text
 
 
+def test_runs_are_taken_before_and_after_the_options(place: Path) -> None:
+    first, second = run(place, 1, 1), run(place, 2, 1)
+    code, text = prony("baseline", "accept", "--slo", "gate.yaml", first, second)
+    assert code == 0 and "2 run(s) added" in text
+    code, text = prony("baseline", "show", "--slo", "gate.yaml")
+    assert code == 0 and "2 runs of 2 session(s)" in text
+
+
+def test_an_slo_that_compares_nothing_has_no_baseline_to_show_or_make(place: Path) -> None:
+    (place / "plain.yaml").write_text("objectives: [{id: a, good: {ttft: 5s}, at_least: 90%}]\n")
+    for argv in (["show"], ["accept", run(place, 1, 1)]):
+        code, text = prony("baseline", *argv, "--slo", "plain.yaml")
+        assert code == 2 and "no `regression:` with `checks:`" in text
+
+
+def test_a_baseline_that_the_gate_would_not_read_by_itself_is_told(place: Path) -> None:
+    write_slo(place, mode="interleaved")
+    code, text = accept(run(place, 1, 1))
+    assert code == 0 and "(--baseline baselines/main.json), or by `mode: stored`" in text
+    code, text = accept(run(place, 2, 1), "--baseline", "kept.json")
+    assert code == 0 and "interleaved" not in text
+    write_slo(place)
+    assert "interleaved" not in accept(run(place, 3, 1))[1]
+
+
 def test_enough_sessions_pass_the_same_build_and_fail_a_slower_one(place: Path) -> None:
     for day in range(1, 5):
         code, text = accept(*(run(place, day, number) for number in (1, 2)))

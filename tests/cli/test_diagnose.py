@@ -16,6 +16,7 @@ from prony.__main__ import main
 from prony.diagnosis.evidence import Cap
 from prony.diagnosis.judge import diagnose
 from prony.diagnosis.read import evidence_of_pages
+from prony.diagnosis.server_side import Page, Series, seen_by_server, without
 from prony.diagnosis.stalls import cap, gaps, silences, spikes
 from prony.judging import write_views
 from prony.server_metrics import keep
@@ -133,6 +134,32 @@ def test_a_server_that_was_restarted_counts_from_nothing() -> None:
     restarted = Scraped((pages[5], (1006.0, pages[2][1])), 0, None)
     server = evidence_of_pages(restarted).server
     assert server is not None and server.prompt_tokens is not None and server.prompt_tokens > 0
+
+
+def test_what_a_profiler_disturbed_is_as_if_it_had_not_been() -> None:
+    engine = ENGINES["prony"]
+    pages: list[Page] = []
+    tokens = lag = 0.0
+    for second in range(10):
+        # 100 tokens a second, but 7 and a late event loop in the one in which it was profiled.
+        profiled = second == 5
+        tokens += 7 if profiled else 100
+        lag += 0.9 if profiled else 0.001
+        series: Series = [
+            ("prony_generation_tokens_total", {}, tokens),
+            ("prony_requests_running", {}, 50.0 if profiled else 3.0),
+            ("prony_event_loop_lag_seconds_sum", {}, lag),
+            ("prony_event_loop_lag_seconds_count", {}, 10.0 * (second + 1)),
+        ]
+        pages.append((float(second), series))
+    left = without(engine, pages, [(4.2, 5.3)])
+    assert [at for at, _ in left] == [0, 1, 2, 3, 4, 4, 5, 6, 7]
+    assert [series[0][2] for _, series in left] == [100, 200, 300, 400, 500, 500, 600, 700, 800]
+    assert {series[1][2] for _, series in left} == {3.0}
+    server = seen_by_server(engine, left)
+    assert server is not None and server.seconds == 7
+    assert server.loop_lag == pytest.approx(0.0001)
+    assert without(engine, pages, []) == pages
 
 
 def test_values_that_are_no_numbers_are_as_good_as_absent() -> None:

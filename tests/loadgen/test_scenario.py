@@ -195,6 +195,10 @@ def test_an_unknown_scenario_names_the_nearest_and_all_that_ship() -> None:
         load_scenario("chta")
     with pytest.raises(FileError, match=r"nowhere.yaml: no such scenario file"):
         load_scenario("nowhere.yaml")
+    with pytest.raises(FileError, match=r"^tests: a folder; expected a scenario file"):
+        load_scenario("tests")
+    with pytest.raises(FileError, match=r"no scenario is called ''"):
+        load_scenario("")
 
 
 @pytest.mark.parametrize("name", shipped.names("scenarios"))

@@ -114,6 +114,22 @@ def test_tightest_ttft_is_what_the_clients_own_lag_is_measured_against(tmp_path:
     assert load_slo(["errors < 1%"]).tightest_ttft is None
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("", "--slo '': no file, and no SLO that ships with Prony"),
+        ("caht", "--slo caht: no file, and no SLO that ships with Prony; did you mean 'chat'?"),
+        ("nowhere.yaml", "--slo nowhere.yaml: no such file"),
+        (".", "--slo .: a folder; expected an SLO file"),
+        ("x" * 300, "--slo xxx"),
+    ],
+)
+def test_an_slo_that_is_none_says_what_it_is_instead(name: str, told: str) -> None:
+    with pytest.raises(FileError) as caught:
+        load_slo([name])
+    assert str(caught.value).startswith(told)
+
+
 def test_q03_a_misspelt_metric_in_good_names_the_nearest(tmp_path: Path) -> None:
     told = objective_error(tmp_path, "{id: a, good: {tfft: <= 500ms}, at_least: 99%}")
     assert told.startswith(

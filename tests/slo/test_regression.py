@@ -176,6 +176,10 @@ def test_what_can_be_seen_is_told_before_the_run() -> None:
     sds = (t_quantile(1 - level, 20) + t_quantile(0.95, 20)) / math.sqrt(10)
     assert seen == pytest.approx(math.expm1(sds * 0.02))
     assert f"see a change of +{seen * 100:.1f} %" in line
+    still = NoiseProfile({}, {P50.id: Noise(0.0, 20, 1000)})
+    assert outlook(alone(P50), still, 1000) == [
+        "ttft p50: earlier pairs did not differ, so any change will be seen"
+    ]
     noisy = NoiseProfile({}, {P50.id: Noise(0.05**2, 20, 1000)})
     assert "too small to be confirmed, it would take about" in outlook(alone(P50), noisy, 1000)[0]
 

@@ -209,7 +209,8 @@ TEXTS: Final[Mapping[str, Text]] = {
     ),
     "cannot_tell": Text(
         "cannot tell",
-        {"any": "give it more to see: a server whose /metrics can be read, more requests"},
+        {"any": "give it more to see (a server whose /metrics can be read, more requests), or look "
+                "into the largest part of the split by hand"},
         "the server's own metrics beside the client's times",
     ),
 }  # fmt: skip

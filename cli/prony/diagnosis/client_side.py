@@ -11,7 +11,7 @@ from prony.diagnosis.stalls import cap, gaps, silences, spikes
 from prony_loadgen.doubts import find_doubts
 from prony_loadgen.record import RequestRecord
 from prony_loadgen.steady import not_steady
-from prony_loadgen.summary import Measured, failed, is_check, is_empty, percentile
+from prony_loadgen.summary import Measured, failed, in_flight, is_check, is_empty, percentile
 
 OURS = ("send_lag", "rate_missed")  # doubts that say that the load generator could not keep up
 REFUSED = (429, 503)
@@ -27,7 +27,10 @@ def seen_by_client(
     """
     everything = [r for r in (*part.records, *part.outside) if not is_check(r)]
     start, end = span or part.window
-    looked_at = [r for r in everything if start < r.ended <= end] if span else list(part.records)
+    looked_at = list(part.records)
+    if span:
+        undisturbed = [r for r in everything if not in_flight(r, part.profiled)]
+        looked_at = [r for r in undisturbed if start < r.ended <= end]
     if not looked_at:
         return None
     good = [r for r in looked_at if r.ok and not is_empty(r) and r.ttft is not None]
@@ -38,7 +41,7 @@ def seen_by_client(
     until_headers = _mean([_until_headers(r) for r in good])
     doubts = find_doubts(run, part)
     client = run.get("client") or {}
-    in_flight = _in_flight(everything)
+    concurrent = _in_flight(everything)
     return Client(
         requests=len(looked_at),
         answered=len(good),
@@ -50,11 +53,11 @@ def seen_by_client(
         read_lag=_mean([r.client_lag for r in good]) or 0.0,
         connect=sum(_connecting(r) for r in good) / max(len(good), 1),
         until_headers=until_headers,
-        in_flight=in_flight(start, end),
+        in_flight=concurrent(start, end),
         prompt_tokens=_mean([r.prompt_tokens for r in good]),
         output_tokens=_mean([r.output_tokens for r in good]),
         tpot=_mean([r.tpot for r in good]),
-        tpot_alone=_alone(good, in_flight),
+        tpot_alone=_alone(good, concurrent),
         gap_p50=usual,
         gap_p99=percentile(found, 0.99),
         spikes=spikes(good, usual),

@@ -177,8 +177,8 @@ def _notes(evidence: Evidence) -> tuple[str, ...]:
     profiled = sum(b - a for a, b in evidence.profile.windows) if evidence.profile else 0.0
     if evidence.server is not None and profiled:
         notes.append(
-            f"a profiler was at work for {profiled:.3g} s of the run: what the server tells of its "
-            "own times, its event loop and its memory has that in it"
+            f"a profiler was at work for {profiled:.3g} s of the run: that time is left out, but "
+            "not what it took of the server's memory"
         )
     disturbed = evidence.disturbed
     if disturbed is not None and disturbed > limit("disturbed"):

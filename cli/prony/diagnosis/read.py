@@ -6,7 +6,7 @@ from typing import Any
 from prony.diagnosis.client_side import seen_by_client
 from prony.diagnosis.evidence import Evidence
 from prony.diagnosis.judge import Diagnosis, diagnose
-from prony.diagnosis.server_side import Page, seen_by_server, series_of
+from prony.diagnosis.server_side import Page, seen_by_server, series_of, without
 from prony.profiling.captures import FOLDER, profile_facts
 from prony.profiling.facts import ProfileFacts
 from prony.server_metrics import kept_samples
@@ -37,14 +37,16 @@ def evidence_of(
     """What run.json, the records and the kept pages of the server's metrics show.
 
     The pages are those of the measured window and after it, until the last request had ended; the
-    page before it is where their counters start from.
+    page before it is where their counters start from. What a profiler disturbed is left out.
     """
     part = measured(run, records)
     engine = ENGINES.get((run.get("server_metrics") or {}).get("engine") or "")
     start = part.window[0]
     first = max((i for i, (at, _) in enumerate(pages) if at <= start), default=0)
     looked_at = pages[first:]
-    server = None if engine is None else seen_by_server(engine, looked_at)
+    server = None
+    if engine is not None:
+        server = seen_by_server(engine, without(engine, looked_at, part.profiled))
     span = None if server is None else (looked_at[0][0], looked_at[-1][0])
     return Evidence(seen_by_client(run, part, span), server, profile)
 

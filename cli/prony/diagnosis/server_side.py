@@ -103,6 +103,40 @@ def series_of(samples: Mapping[str, Sequence[tuple[Mapping[str, str], float]]]) 
             for labels, value in each if isfinite(value)]  # fmt: skip
 
 
+def without(
+    engine: Engine, pages: Sequence[Page], spans: Sequence[tuple[float, float]]
+) -> list[Page]:
+    """The pages as if time had stood still in the spans, in which a profiler was at work.
+
+    What counters rose by from the last page before a span to the first after it, and the time
+    between the two, is taken from all later pages.
+    """
+    gauges = {source.metric for source in engine.sources.values() if source.kind == "gauge"}
+    kept: list[Page] = []
+    lost: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    gap, last = 0.0, None
+    for at, series in pages:
+        if any(start <= at < end for start, end in spans):
+            continue
+        if last is not None and any(last[0] < end and start < at for start, end in spans):
+            gap += at - last[0]
+            before = {_key(name, labels): value for name, labels, value in last[1]}
+            for name, labels, value in series:
+                key = _key(name, labels)
+                rise = value - before.get(key, 0.0)
+                # A counter that fell began anew, with the server.
+                if name not in gauges and rise > 0:
+                    lost[key] = lost.get(key, 0.0) + rise
+        last = at, series
+        left = [(n, labels, v - lost.get(_key(n, labels), 0.0)) for n, labels, v in series]
+        kept.append((at - gap, left))
+    return kept
+
+
+def _key(name: str, labels: Mapping[str, str]) -> tuple[str, frozenset[tuple[str, str]]]:
+    return name, frozenset(labels.items())
+
+
 def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 
