@@ -72,6 +72,11 @@ class Connection(web.RequestHandler):
         response.force_close()
         return response
 
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        # A body in another encoding than it names is refused; then aiohttp reads on in it.
+        if not isinstance(kw.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **kw)
+
     def _head_arrived(self) -> None:
         if self._due is not None:
             self._due.cancel()

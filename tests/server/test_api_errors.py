@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -144,9 +145,13 @@ def test_v14_a_body_of_another_content_type_is_refused(
     assert "application/json" in error["message"]
 
 
-def test_a_body_that_is_not_in_the_encoding_it_names_is_refused(server: LiveServer) -> None:
+def test_a_body_that_is_not_in_the_encoding_it_names_is_refused_without_a_traceback(
+    server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
     headers = {**JSON, "Content-Encoding": "gzip"}
     refused(server.ask("POST", CHAT, b"not gzip at all", headers))
+    assert server.ask("GET", "/health").status == 200
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize(
