@@ -62,6 +62,8 @@ def paged_attention(
     """transformers' attention signature: query, key and value are [1, heads, tokens, size]."""
     if paged is None:
         raise UnsupportedModel("its forward drops the keyword that paged attention needs")
+    if attention_mask is not None:
+        raise UnsupportedModel("its attention masks tokens in a way of its own")
     for name in REFUSED:
         if others.get(name) is not None:
             raise UnsupportedModel(f"its attention takes {name}")
@@ -77,6 +79,8 @@ class ShapeProbe:
     layers: dict[int, LayerShape] = field(default_factory=dict)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+        if layer in self.layers:
+            raise UnsupportedModel(f"layer {layer} attends more than once")
         self.layers[layer] = LayerShape(key.shape[0], key.shape[2], value.shape[2])
         return value.new_zeros(query.shape[1], query.shape[0], value.shape[2])
 

@@ -5,11 +5,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.server.engine_runs import generated, greedy, run
-from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    DiffLlamaConfig,
+    DogeConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+)
 
 from prony_server.loading import ModelError, load
 from prony_server.runner import Runner
@@ -150,6 +159,22 @@ def test_a_model_that_keeps_state_elsewhere_than_in_attention_is_refused() -> No
     config = MambaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, state_size=4)
     with pytest.raises(ValueError, match="this model cannot be served"):
         Runner(MambaForCausalLM(config))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (DiffLlamaConfig, "layer 0 attends more than once"),
+        (DogeConfig, "its attention masks tokens in a way of its own"),
+    ],
+)
+def test_a_model_that_attends_in_another_way_is_refused(kind: Any, reason: str) -> None:
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    auto: Any = AutoModelForCausalLM
+    config = kind(vocab_size=64, intermediate_size=32, num_hidden_layers=2, **sizes)
+    model = auto.from_config(config)
+    with pytest.raises(ValueError, match=f"this model cannot be served: {reason}"):
+        Runner(model)
 
 
 def test_frequencies_that_depend_on_the_batch_shorten_the_context() -> None:
