@@ -8,6 +8,7 @@ model loads. SIGTERM or SIGINT: not ready, new requests get 503, running answers
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import errno
 import logging
@@ -46,6 +47,8 @@ from prony_server.trace_ring import TraceRing
 from prony_server.vllm_names import VllmPage
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from prony_server.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -290,7 +293,15 @@ def _warm_up(engine: Engine, tokenizer: Tokenizer, model: str) -> None:
         prompt = tokenizer.encode(Conversation(({"role": "user", "content": "warm-up"},)))
     except ApiError:  # no chat template, or one that wants more
         prompt = tokenizer.encode("warm-up")
-    engine.submit("warm-up", prompt, SamplingParams(max_tokens=2, ignore_eos=True), emit)
+    limits = engine.limits
+    room = min(limits.max_model_len, limits.kv_tokens)
+    tokens = max(1, min(2, room - 1))
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    try:
+        engine.submit("warm-up", prompt[: max(1, room - tokens)], params, emit)
+    except ValueError as error:
+        engine.stop(0.0)
+        raise ServeError(f"{model} cannot serve even a short request: {error}") from None
     output = last.get()
     if output.finish_reason != "length":
         engine.stop(0.0)
@@ -369,3 +380,14 @@ def _signals(stop: Stop) -> Iterator[None]:
         yield
     finally:
         give_back()
+        if stop.requested.is_set() and not stop.hurried.is_set():
+            for number in both:
+                signal.signal(number, _let_pass)
+                # The interpreter's own end takes torch a second, and knows no handler any more.
+                atexit.register(signal.signal, number, signal.SIG_IGN)
+
+
+def _let_pass(number: int, frame: FrameType | None) -> None:
+    """A second signal when serving has ended: there is nothing to hurry. A third kills."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)

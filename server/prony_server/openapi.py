@@ -123,7 +123,7 @@ _REFUSALS = {
     404: "No such model",
     408: "The body did not arrive in time",
     413: "The body is too large",
-    415: "The body was not sent as application/json",
+    415: "The body was not sent as application/json, or in an unknown Content-Encoding",
     429: "The queue is full; Retry-After says when to come back",
     500: "The engine failed at this request",
     503: "Loading or shutting down; Retry-After says when to come back",

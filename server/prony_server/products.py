@@ -90,6 +90,7 @@ def speed_up(model: Any) -> float | None:
         layer.__class__ = OneDnnLinear
         if not stays:  # one layer at a time, so that no more than one is there twice
             layer.weight = torch.nn.Parameter(laid_out(layer.weight), requires_grad=False)
+    log.info("%d large layers are multiplied by oneDNN, in %.2f of torch's time", len(large), ratio)
     return ratio
 
 

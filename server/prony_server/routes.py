@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 # Room for a million tokens' text; beyond it the body is refused unread.
 LARGEST_BODY = 8 * 2**20
+# What aiohttp decodes; another one it would hand on as if nothing were encoded.
+ENCODINGS = ("identity", "gzip", "deflate", "br", "zstd")
 # Below this a prompt is tokenized in less time than a hand-over to a thread takes.
 LONG_PROMPT = 4_000
 
@@ -494,6 +496,11 @@ async def _read_body(request: web.Request, timeout: float) -> bytes:
     if request.content_type != "application/json":
         message = "the body must be sent with the header 'Content-Type: application/json'"
         raise ApiError(415, message, code="unsupported_media_type")
+    encoding = request.headers.get("Content-Encoding", "identity").lower()
+    if encoding not in ENCODINGS:
+        known = ", ".join(ENCODINGS)
+        message = f"the Content-Encoding {encoding!r:.40} is not known here; expected {known}"
+        raise ApiError(415, message, code="unsupported_content_encoding")
     too_large = ApiError(413, f"the body must not be larger than {LARGEST_BODY} bytes")
     if request.content_length is not None and request.content_length > LARGEST_BODY:
         raise too_large

@@ -154,6 +154,11 @@ def test_a_body_that_is_not_in_the_encoding_it_names_is_refused_without_a_traceb
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+def test_a_body_in_an_encoding_that_nobody_knows_is_refused(server: LiveServer) -> None:
+    error = refused(server.ask("POST", CHAT, b"{}", {**JSON, "Content-Encoding": "bogus"}), 415)
+    assert "'bogus' is not known here; expected identity, gzip" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [

@@ -11,13 +11,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.server.live_server import JSON, live_server, until
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from prony_server.app import ServeError
 from prony_server.config import ConfigError, ServeConfig
+from prony_server.tiny import tiny_tokenizer
 
 # What `prony serve` does, with the settings as JSON.
 PROGRAM = """
@@ -162,6 +165,19 @@ def test_v15_a_second_signal_ends_the_draining_at_once() -> None:
         assert server.code.result(timeout=60) == 0
 
 
+def test_a_second_signal_after_the_end_of_serving_leaves_the_exit_code_as_it_is() -> None:
+    with serving() as process:
+        process.signal()
+
+        def is_closed() -> bool:
+            with socket.socket() as client:
+                return client.connect_ex(process.address) != 0
+
+        until(is_closed, "nobody listens")
+        process.signal()  # while the interpreter ends, which takes torch a second
+        assert process.ended()[0] == 0
+
+
 def test_idle_connections_do_not_hold_up_the_end() -> None:
     with live_server(drain_seconds=600) as server, connection(server.address) as opened:
         opened.request("GET", "/health")
@@ -218,12 +234,33 @@ def test_a_port_in_use_is_one_clear_error() -> None:
         ({"host": "192.0.2.1"}, "cannot listen at port 0 on 192.0.2.1"),
         ({"model": "./no/such/folder"}, "./no/such/folder: no such folder"),
         ({"max_model_len": 10**6}, "max_model_len 1000000 is above the model's context of 4096"),
+        (
+            {"max_model_len": 1},
+            "tiny cannot serve even a short request: 1 prompt tokens + 1 max_tokens = 2 exceed",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_one_clear_error(setting: dict[str, Any], said: str) -> None:
     with pytest.raises(ServeError, match=re.escape(said)) as raised, live_server(**setting):
         pass
     assert "\n" not in str(raised.value)
+
+
+def test_a_tokenizer_with_more_tokens_than_its_model_is_one_clear_error(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    config = LlamaConfig(vocab_size=40, num_hidden_layers=1, **sizes)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    said = r"cannot serve even a short request: prompt token \d+ is outside the vocabulary of 40"
+    with pytest.raises(ServeError, match=said), live_server(model=str(tmp_path)):
+        pass
+
+
+@pytest.mark.parametrize("context", [2, 5])
+def test_the_shortest_contexts_are_served(context: int) -> None:
+    with live_server(max_model_len=context) as server:
+        body = json.dumps({"model": "tiny", "prompt": [5], "max_tokens": 1}).encode()
+        assert server.ask("POST", "/v1/completions", body, JSON).status == 200
 
 
 @pytest.mark.parametrize(
