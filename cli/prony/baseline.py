@@ -80,8 +80,10 @@ def _comparing(names: Sequence[str]) -> "tuple[SloFile, Regression]":
 
     slo = load_slo(names) if names else None
     if slo is None or slo.regression is None or not slo.regression.checks:
+        whose = f"the SLO {', '.join(names)}" if names else "the run's SLO (it had none)"
         raise UsageError(
-            "the SLO has no `regression:` with `checks:`, so nobody knows which figures to keep"
+            f"{whose} has no `regression:` with `checks:`, so nobody knows which figures to keep; "
+            "name one that has by --slo (docs/ci.md)"
         )
     return slo, slo.regression
 

@@ -8,6 +8,7 @@ this gate can fail.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from prony.errors import UsageError
 
 if TYPE_CHECKING:
     from prony.judging import Asked
+    from prony_loadgen.folder import RunFolder
 
 HELP = "judge finished runs against an SLO"
 
@@ -94,13 +96,25 @@ def run(args: argparse.Namespace) -> int:
         show(folders[0], facts)
         code: int = facts["exit_code"]
         return code
-    for folder in folders:
-        folder.read_run()  # a folder that is no run is told before anything is written
+    _check_alike(folders)
     out = args.out or new_folder("gate")
     told = judge_together(folders, what, out)
     show_together(told, out)
     code = told["exit_code"]
     return code
+
+
+def _check_alike(folders: Sequence["RunFolder"]) -> None:
+    """Before anything is written: raises FileError for no run, UsageError for another load."""
+    from prony_slo.fingerprint import workload
+
+    loads = [workload(folder.read_run().get("scenario") or {}) for folder in folders]
+    for folder, load in zip(folders, loads, strict=True):
+        if load != loads[0]:
+            raise UsageError(
+                f"{folder.path}: another load than {folders[0].path}; runs are judged together as "
+                "one longer run, so judge these one by one"
+            )
 
 
 def _about_the_slo(args: argparse.Namespace) -> int:

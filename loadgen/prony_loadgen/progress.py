@@ -2,11 +2,13 @@
 
 from typing import TextIO
 
-_EVERY = 10  # seconds between lines where they cannot be rewritten
+# Seconds between lines where they cannot be rewritten: as far as each looks back (live.RECENT), so
+# that no moment is in none of them.
+_EVERY = 5
 
 
 class Progress:
-    """One line, rewritten each second on a terminal; elsewhere a new line every ten seconds."""
+    """One line, rewritten each second on a terminal; elsewhere a new line every five seconds."""
 
     def __init__(self, stream: TextIO | None, *, rewrite: bool | None = None) -> None:
         """No stream: quiet. `rewrite` defaults to whether the stream is a terminal."""

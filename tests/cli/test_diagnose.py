@@ -15,7 +15,7 @@ from tests.server.live_server import live_server
 from prony.__main__ import main
 from prony.diagnosis.evidence import Cap
 from prony.diagnosis.judge import diagnose
-from prony.diagnosis.read import evidence_of_pages
+from prony.diagnosis.read import evidence_of, evidence_of_pages
 from prony.diagnosis.server_side import Page, Series, seen_by_server, without
 from prony.diagnosis.stalls import cap, gaps, silences, spikes
 from prony.judging import write_views
@@ -208,6 +208,13 @@ def test_the_report_and_the_summary_say_what_holds_it_back(folder: Path) -> None
     html = (folder / "report.html").read_text()
     assert '<section id="diagnosis">' in html and "What holds it back" in html
     assert "## What holds it back" in (folder / "summary.md").read_text()
+
+
+def test_a_promise_that_the_gate_found_broken_is_known_to_the_diagnosis(folder: Path) -> None:
+    assert main(["gate", str(folder), "--slo", "ttft p99 < 1ms", "--slo", "tpot p50 < 9s"]) == 1
+    found = RunFolder(folder)
+    client = evidence_of(found.read_run(), list(found.records()), []).client
+    assert client is not None and client.breached == {"ttft"}
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,23 @@ def test_decode_that_broke_its_promise_while_alone_already_is_the_models_speed()
 
 
 def test_decode_that_takes_most_of_the_time_and_breaks_nothing_is_no_bottleneck() -> None:
-    assert names(found(breached=frozenset({"ttft"}))) == ["none"]
+    assert names(found()) == ["none"]
+
+
+def test_a_broken_promise_that_nothing_explains_is_never_no_bottleneck() -> None:
+    diagnosis = found(breached=frozenset({"ttft"}))
+    assert names(diagnosis) == ["cannot_tell"]
+    assert diagnosis.verdicts[0].found.why.startswith("ttft broke the promise made of it")
+    assert "raise the load" not in "".join(diagnosis.verdicts[0].advice)
+
+
+def test_few_preemptions_do_not_explain_what_large_batches_took() -> None:
+    # 100 tokens in 500 ms at a mean iteration of 4 ms: but 4 in 100 requests were preempted.
+    busy = {"decode": 0.5, "generation_tokens": 100.0, "kv": 0.96, "batch": 4.0}
+    few = server(queue=0.01, preemptions=0.04, **busy)
+    assert names(found(few)) == ["none"]
+    many = found(server(queue=0.01, preemptions=1.2, **busy))
+    assert names(many)[0] == "kv_capacity"
 
 
 def test_tokens_that_take_three_times_as_long_among_sixteen_are_the_batchs_size() -> None:

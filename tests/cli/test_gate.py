@@ -110,6 +110,18 @@ def test_several_runs_are_judged_as_one_longer_one(tmp_path: Path) -> None:
     assert not (folders[1] / "verdict.json").exists()
 
 
+def test_runs_of_another_load_are_not_judged_together(tmp_path: Path) -> None:
+    folders = []
+    for name, loop in (("open", "open"), ("closed", "closed")):
+        facts, records = synthetic_run(loop=loop, slo=())
+        facts["scenario"] = {**facts["scenario"], "arrivals": {"loop": loop}}
+        folders.append(folder_of(tmp_path / name, facts, records))
+    code, text = gate("gate", *folders, "--slo", UNCLEAR, "--out", "all", cwd=tmp_path)
+    assert code == 2
+    assert "closed: another load than" in text and "judge these one by one" in text
+    assert not (tmp_path / "all").exists()
+
+
 def test_without_out_the_verdict_on_several_is_in_a_new_folder(made: Path, tmp_path: Path) -> None:
     assert gate("gate", made, made, "--slo", KEPT, cwd=tmp_path)[0] == 0
     (folder,) = (tmp_path / "runs").glob("*-gate")

@@ -2,6 +2,7 @@
 
 import io
 
+from prony_loadgen.live import RECENT
 from prony_loadgen.progress import Progress
 
 
@@ -15,13 +16,14 @@ def test_a_terminal_sees_one_line_rewritten() -> None:
     assert stream.getvalue() == "\r1 s\x1b[K\r2 s\x1b[K\ninterrupted\n"
 
 
-def test_a_log_gets_a_line_every_ten_seconds() -> None:
+def test_a_log_gets_a_line_as_often_as_a_line_looks_back() -> None:
+    assert RECENT == 5
     stream = io.StringIO()
     progress = Progress(stream)
-    for second in range(1, 26):
+    for second in range(1, 14):
         progress.say(f"{second} s")
     progress.end()
-    assert stream.getvalue() == "10 s\n20 s\n"
+    assert stream.getvalue() == "5 s\n10 s\n"
 
 
 def test_quiet_says_nothing() -> None:

@@ -52,7 +52,7 @@ TEXTS: Final[Mapping[str, Text]] = {
     ),
     "batch_slots": Text(
         "places in the batch",
-        {"prony": "raise --max-num-seqs",
+        {"prony": "raise --max-num-seqs (with --batching none or generate: --batching continuous)",
          "vllm": "raise --max-num-seqs",
          "sglang": "raise --max-running-requests (and --cuda-graph-max-bs with it)",
          "tgi": "raise --max-batch-size or --max-concurrent-requests",

@@ -72,9 +72,10 @@ def seen_by_client(
         cpu_wait_share=client.get("cpu_wait_share"),
         doubts=tuple(d.message for d in doubts if d.id in OURS and d.grade == "invalid"),
         breached=frozenset(
-            str(each.get("metric") or "")
+            metric
             for each in run.get("objectives") or ()
             if each.get("verdict") == "breach"
+            for metric in each.get("conditions") or ()
         ),
         stages=_stages(part),
         piled_up="pile up" in (not_steady(part) or ""),

@@ -153,6 +153,14 @@ def _nothing(evidence: Evidence, held: Mapping[str, Found]) -> dict[str, Found]:
                 "batches (--batching static) looks so",
             )
         }  # fmt: skip
+    if client is not None and client.breached:
+        return {
+            "cannot_tell": Found(
+                took, 0.5, f"{' and '.join(sorted(client.breached))} broke the promise made of it, "
+                f"and nothing that is known here shows why: {took / e2e * 100:.0f} % of a "
+                f"request's time was {slowest}, the queue took {server.queue / e2e * 100:.0f} %",
+            )
+        }  # fmt: skip
     return {
         "none": Found(
             0.0,

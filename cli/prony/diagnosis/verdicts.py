@@ -402,7 +402,7 @@ def decode_bandwidth(e: Evidence) -> Found | None:
         return None
     return Found(
         server.decode,
-        (0.8 if read else 0.5) if host is not None else 0.3,
+        0.3 if host is None else 0.8 if read else 0.5 if alone is not None else 0.3,
         f"{_percent(server.decode / e.e2e)} of a request's time was decode, {_ms(pace)} a token "
         f"and {_ms(alone)} where a request was alone"
         + (f"; {_percent(dram)} of the memory's bandwidth was in use" if dram is not None else ""),
@@ -723,11 +723,17 @@ def _with_prompts(server: Server) -> float | None:
 
 
 def _thrown_out(server: Server) -> float:
-    """What a preempted request waited for its place again: decode that was no iteration's."""
+    """What a preempted request waited for its place again: decode that was no iteration's.
+
+    Iterations of large batches take longer and are more requests' at a time, so that a request's
+    tokens took longer than the mean iteration without any preemption: no more is told of than that
+    each preempted request waited all its time.
+    """
     step = server.step("all")
     if not server.preemptions or step is None or server.decode is None:
         return 0.0
-    return max(0.0, server.decode - (server.generation_tokens or 0.0) * step)
+    waited = server.decode - (server.generation_tokens or 0.0) * step
+    return max(0.0, min(waited, server.preemptions * (server.e2e or server.decode)))
 
 
 def _loop_wait(server: Server) -> float | None:
