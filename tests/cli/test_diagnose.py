@@ -19,7 +19,7 @@ from prony.diagnosis.read import evidence_of, evidence_of_pages
 from prony.diagnosis.server_side import Page, Series, seen_by_server, without
 from prony.diagnosis.stalls import cap, gaps, silences, spikes
 from prony.judging import write_views
-from prony.server_metrics import keep
+from prony.server_metrics import keep, kept_samples
 from prony_dashboards.engines import ENGINES
 from prony_dashboards.pages import at, page, serving
 from prony_loadgen.folder import RunFolder
@@ -208,6 +208,23 @@ def test_the_report_and_the_summary_say_what_holds_it_back(folder: Path) -> None
     html = (folder / "report.html").read_text()
     assert '<section id="diagnosis">' in html and "What holds it back" in html
     assert "## What holds it back" in (folder / "summary.md").read_text()
+
+
+@pytest.mark.parametrize(("end", "left_out"), [(6.0, True), (100.0, False)])
+def test_profiled_time_is_left_out_where_enough_requests_are_left(
+    folder: Path, end: float, left_out: bool
+) -> None:
+    run = RunFolder(folder).read_run()
+    records = list(RunFolder(folder).records())
+    run["profile"] = {"captures": [{"window": [4.0, end], "left_out": [4.0, end]}]}
+    pages = list(kept_samples(folder))
+    evidence = evidence_of(run, records, pages)
+    assert evidence.profile_left_out == left_out
+    whole = evidence_of(run | {"profile": None}, records, pages)
+    assert evidence.server is not None and whole.server is not None
+    assert (evidence.server.seconds < whole.server.seconds) == left_out
+    assert evidence.client is not None and whole.client is not None
+    assert (evidence.client.requests < whole.client.requests) == left_out
 
 
 def test_a_promise_that_the_gate_found_broken_is_known_to_the_diagnosis(folder: Path) -> None:

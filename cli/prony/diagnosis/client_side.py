@@ -19,17 +19,20 @@ FEW = 1.5  # requests in flight: whoever had no more beside it was alone
 
 
 def seen_by_client(
-    run: Mapping[str, Any], part: Measured, span: tuple[float, float] | None = None
+    run: Mapping[str, Any],
+    part: Measured,
+    span: tuple[float, float] | None = None,
+    left_out: Sequence[tuple[float, float]] = (),
 ) -> Client | None:
     """`span` is when the server was watched; requests are looked at that ended meanwhile.
 
-    None where no request was made.
+    Those in flight at a time that is left out are not. None where no request was made.
     """
     everything = [r for r in (*part.records, *part.outside) if not is_check(r)]
     start, end = span or part.window
     looked_at = list(part.records)
     if span:
-        undisturbed = [r for r in everything if not in_flight(r, part.profiled)]
+        undisturbed = [r for r in everything if not in_flight(r, left_out)]
         looked_at = [r for r in undisturbed if start < r.ended <= end]
     if not looked_at:
         return None

@@ -182,6 +182,7 @@ class Evidence:
     client: Client | None = None
     server: Server | None = None
     profile: ProfileFacts | None = None
+    profile_left_out: bool = False  # whether nothing else has the profiled time in it
 
     @property
     def e2e(self) -> float | None:

@@ -184,10 +184,13 @@ def _notes(evidence: Evidence) -> tuple[str, ...]:
         notes += list(evidence.client.doubts)
     profiled = sum(b - a for a, b in evidence.profile.windows) if evidence.profile else 0.0
     if evidence.server is not None and profiled:
-        notes.append(
-            f"a profiler was at work for {profiled:.3g} s of the run: that time is left out, but "
-            "not what it took of the server's memory"
+        what = (
+            "that time is left out, but not what it took of the server's memory"
+            if evidence.profile_left_out
+            else "too few requests are left without them, so what the server tells of its own "
+            "times, its event loop and its memory has that in it"
         )
+        notes.append(f"a profiler was at work for {profiled:.3g} s of the run: {what}")
     disturbed = evidence.disturbed
     if disturbed is not None and disturbed > limit("disturbed"):
         notes.append(

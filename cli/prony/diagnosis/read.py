@@ -7,6 +7,7 @@ from prony.diagnosis.client_side import seen_by_client
 from prony.diagnosis.evidence import Evidence
 from prony.diagnosis.judge import Diagnosis, diagnose
 from prony.diagnosis.server_side import Page, seen_by_server, series_of, without
+from prony.diagnosis.thresholds import limit
 from prony.profiling.captures import FOLDER, profile_facts
 from prony.profiling.facts import ProfileFacts
 from prony.server_metrics import kept_samples
@@ -37,18 +38,20 @@ def evidence_of(
     """What run.json, the records and the kept pages of the server's metrics show.
 
     The pages are those of the measured window and after it, until the last request had ended; the
-    page before it is where their counters start from. What a profiler disturbed is left out.
+    page before it is where their counters start from. What a profiler disturbed is left out, where
+    enough requests are left.
     """
     part = measured(run, records)
     engine = ENGINES.get((run.get("server_metrics") or {}).get("engine") or "")
     start = part.window[0]
     first = max((i for i, (at, _) in enumerate(pages) if at <= start), default=0)
     looked_at = pages[first:]
+    left_out = part.profiled if len(part.records) >= limit("few") else ()
     server = None
     if engine is not None:
-        server = seen_by_server(engine, without(engine, looked_at, part.profiled))
+        server = seen_by_server(engine, without(engine, looked_at, left_out))
     span = None if server is None else (looked_at[0][0], looked_at[-1][0])
-    return Evidence(seen_by_client(run, part, span), server, profile)
+    return Evidence(seen_by_client(run, part, span, left_out), server, profile, bool(left_out))
 
 
 def evidence_of_pages(scraped: Scraped) -> Evidence:
