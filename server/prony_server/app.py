@@ -293,8 +293,7 @@ def _warm_up(engine: Engine, tokenizer: Tokenizer, model: str) -> None:
         prompt = tokenizer.encode(Conversation(({"role": "user", "content": "warm-up"},)))
     except ApiError:  # no chat template, or one that wants more
         prompt = tokenizer.encode("warm-up")
-    limits = engine.limits
-    room = min(limits.max_model_len, limits.kv_tokens)
+    room = engine.limits.room
     tokens = max(1, min(2, room - 1))
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     try:

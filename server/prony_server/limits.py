@@ -94,6 +94,11 @@ class Limits:
     max_queue: int | None = None
 
     @property
+    def room(self) -> int:
+        """Tokens of prompt and answer together, at most."""
+        return min(self.max_model_len, self.kv_tokens)
+
+    @property
     def kv_tokens(self) -> int:
         return self.num_blocks * self.block_size
 

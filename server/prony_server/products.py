@@ -11,7 +11,7 @@ together, so that a busy moment cannot tip it.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -101,7 +101,7 @@ def say_slow_dtype(model: Any) -> None:
         return
     rows = ROWS[1]
     short, whole = (
-        min(product_times(torch.randn(wide).to(each), rows).values())
+        min(product_times(torch.randn(wide).to(each), [rows])[rows].values())
         for each in (dtype, torch.float32)
     )
     if short > whole:
@@ -137,30 +137,45 @@ def timed(ways: Mapping[K, Callable[[], Tensor]], device: torch.device) -> dict[
 
 
 @torch.inference_mode()
-def product_times(weight: Tensor, rows: int, *, stays: bool = False) -> dict[str, float]:
-    """Seconds of a product with so many rows: `torch`, and `onednn` where it can do it right.
+def product_times(
+    weight: Tensor, rows: Iterable[int], *, stays: bool = False
+) -> dict[int, dict[str, float]]:
+    """Seconds of a product by rows: `torch`, and `onednn` where it can do it right.
 
     `stays`: oneDNN gets the weight as it is.
     """
-    x = torch.randn(rows, weight.shape[1], device=weight.device).to(weight.dtype)
-    ways = {"torch": partial(linear, x, weight)}
+    inputs = {
+        count: torch.randn(count, weight.shape[1], device=weight.device).to(weight.dtype)
+        for count in rows
+    }
+    ways: dict[str, Callable[[Tensor], Tensor]] = {"torch": partial(linear, weight=weight)}
     if weight.device.type == "cpu":
-        try:
-            other = partial(onednn_linear, x, weight if stays else laid_out(weight), None)
-            wanted = ways["torch"]().float()
-            if float((other().float() - wanted).norm() / wanted.norm()) < WRONG:
-                ways["onednn"] = other
-        except (AttributeError, NotImplementedError, RuntimeError):
-            pass  # a torch without oneDNN, or a CPU without such numbers
-    return timed(ways, weight.device)
+        onednn = _onednn(weight, stays, inputs.values())
+        ways |= {} if onednn is None else {"onednn": onednn}
+    return {
+        count: timed({name: partial(way, x) for name, way in ways.items()}, weight.device)
+        for count, x in inputs.items()
+    }
+
+
+def _onednn(
+    weight: Tensor, stays: bool, inputs: Iterable[Tensor]
+) -> Callable[[Tensor], Tensor] | None:
+    """Its product with this weight; None where it is not there, or not right for some input."""
+    try:
+        way = partial(onednn_linear, weight=weight if stays else laid_out(weight), bias=None)
+        said = [(way(x).float(), linear(x, weight).float()) for x in inputs]
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None  # a torch without oneDNN, or a CPU without such numbers
+    right = all(float((mine - torchs).norm() / torchs.norm()) < WRONG for mine, torchs in said)
+    return way if right else None
 
 
 def _ratio(shapes: Counter[tuple[int, int, bool]], dtype: torch.dtype) -> float | None:
     total = {"torch": 0.0, "onednn": 0.0}
     for (outputs, inputs, stays), count in shapes.items():
         weight = torch.randn(outputs, inputs).to(dtype)
-        for rows in ROWS:
-            times = product_times(weight, rows, stays=stays)
+        for times in product_times(weight, ROWS, stays=stays).values():
             if "onednn" not in times:
                 return None
             for name, seconds in times.items():

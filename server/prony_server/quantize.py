@@ -284,7 +284,8 @@ def _way(
                 totals[name][rows] += seconds * count
                 if rows == BATCH and seconds > SLOWER * taken[expand]:
                     del totals[name], calls[name]
-            plain[rows] += min(product_times(weight, rows).values()) * count
+        for rows, unquantised in product_times(weight, ROWS).items():
+            plain[rows] += min(unquantised.values()) * count
     slow = totals[expand]
     fast = [
         way

@@ -259,7 +259,7 @@ class Service:
             lambda id_: engine.abort(id_, "stop"),
         )
         try:
-            params = _sampling(asked, _room(engine.limits) - len(prompt))
+            params = _sampling(asked, engine.limits.room - len(prompt))
             for index, id_ in enumerate(ids):
                 emit = backend.bridge.emitter(stream)
                 self._submit(asked, engine, id_, prompt, params.for_choice(index), emit)
@@ -295,7 +295,7 @@ class Service:
         self, asked: GenerationRequest, prompt: list[int], limits: Limits
     ) -> tuple[list[int], int]:
         """The prompt, or with a sliding window its end; and how many tokens of it were dropped."""
-        room = _room(limits)
+        room = limits.room
         # Of a chat without a limit a quarter of the context is kept free for the answer.
         answer = asked.max_tokens or max(1, room // 4, asked.min_tokens)
         fits = len(prompt) + (asked.max_tokens or 1) <= room
@@ -513,11 +513,6 @@ async def _read_body(request: web.Request, timeout: float) -> bytes:
         raise too_large from None
     except web.RequestPayloadError:
         raise ApiError(400, "the body is not in the Content-Encoding that it names") from None
-
-
-def _room(limits: Limits) -> int:
-    """Tokens of prompt and answer together."""
-    return min(limits.max_model_len, limits.kv_tokens)
 
 
 def _sampling(asked: GenerationRequest, room: int) -> SamplingParams:

@@ -32,8 +32,8 @@ def seen_by_client(
     start, end = span or part.window
     looked_at = list(part.records)
     if span:
-        undisturbed = [r for r in everything if not in_flight(r, left_out)]
-        looked_at = [r for r in undisturbed if start < r.ended <= end]
+        watched = (r for r in everything if start < r.ended <= end)
+        looked_at = [r for r in watched if not in_flight(r, left_out)]
     if not looked_at:
         return None
     good = [r for r in looked_at if r.ok and not is_empty(r) and r.ttft is not None]

@@ -128,8 +128,9 @@ def without(
                 if name not in gauges and rise > 0:
                     lost[key] = lost.get(key, 0.0) + rise
         last = at, series
-        left = [(n, labels, v - lost.get(_key(n, labels), 0.0)) for n, labels, v in series]
-        kept.append((at - gap, left))
+        if lost:
+            series = [(n, labels, v - lost.get(_key(n, labels), 0.0)) for n, labels, v in series]
+        kept.append((at - gap, series))
     return kept
 
 
