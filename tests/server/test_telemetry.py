@@ -34,8 +34,15 @@ PHASES = ("receive", "tokenize", "queue", "prefill", "decode", "deliver", "detok
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     with live_server() as live:
-        live.chat(max_tokens=3)
-        live.complete(max_tokens=3)
+        # So many tokens that on a busy machine they do not all come at one moment: a moment has
+        # no time per output token. A request is accounted for just after its answer.
+        live.chat(max_tokens=64)
+        live.complete(max_tokens=64)
+        tpot = b"\ngen_ai_server_time_per_output_token_seconds_count{"
+        until(
+            lambda: live.get("/metrics").body.count(tpot) == 2,
+            "both requests have a time per output token",
+        )
         yield live
 
 
@@ -98,10 +105,10 @@ def test_buckets_reach_down_to_half_a_millisecond_and_are_floats(server: LiveSer
 
 def test_tokens_and_requests_are_counted_as_usage_counts_them() -> None:
     with live_server() as server:
-        usage = [server.chat(max_tokens=n, stream=n > 20).status for n in (20, 30, 50)]
+        usage = [server.chat(max_tokens=n, stream=n > 60).status for n in (60, 80, 100)]
         assert usage == [200] * 3
         assert server.metric("prony_prompt_tokens_total") == 3 * 24
-        assert server.metric("prony_generation_tokens_total") == 100
+        assert server.metric("prony_generation_tokens_total") == 240
         assert server.metric("prony_requests_finished_total", finish_reason="length") == 3
         assert server.metric("prony_requests_finished_total", finish_reason="stop") == 0
         assert server.metric("prony_request_decode_seconds_count") == 3
@@ -110,17 +117,17 @@ def test_tokens_and_requests_are_counted_as_usage_counts_them() -> None:
         # The engine's warm-up is nobody's traffic. 3 prompts of 24 and, after each one's first
         # token, what is left of its output.
         # The last answer is out before its step is counted, so this is waited for.
-        server.wait_for("prony_iteration_tokens_sum", 3 * 24 - 2 * 16 + 100 - 3)
-        server.wait_for("prony_inter_token_latency_seconds_count", 100 - 3)
+        server.wait_for("prony_iteration_tokens_sum", 3 * 24 - 2 * 16 + 240 - 3)
+        server.wait_for("prony_inter_token_latency_seconds_count", 240 - 3)
         server.wait_for("prony_iteration_seconds_count", 3, kind="prefill")
-        server.wait_for("prony_iteration_seconds_count", 100 - 3, kind="decode")
+        server.wait_for("prony_iteration_seconds_count", 240 - 3, kind="decode")
         labels = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "prony"}
         labels["gen_ai_request_model"] = "tiny"
         duration = "gen_ai_server_request_duration_seconds_count"
         server.wait_for(duration, 3, **labels, error_type="")
         for name in ("time_to_first_token", "time_per_output_token"):
             assert server.metric(f"gen_ai_server_{name}_seconds_count", **labels) == 3
-        for name, total in (("prompt", 3 * 24), ("generation", 100)):
+        for name, total in (("prompt", 3 * 24), ("generation", 240)):
             assert server.metric(f"prony_request_{name}_tokens_sum") == total
         # Tokenized were all; text is written piece by piece only where it is streamed.
         for name, count in (("tokenize", 3), ("detokenize", 3), ("write_wait", 2)):
@@ -220,7 +227,7 @@ def test_the_event_loop_is_watched_while_the_server_serves(server: LiveServer) -
 
 
 def test_exemplars_lead_from_a_histogram_to_the_trace(server: LiveServer) -> None:
-    traced(server, max_tokens=64)  # so many that they do not all come at one moment
+    traced(server, max_tokens=64)
     text = server.get("/metrics", **OPENMETRICS).body.decode()
     with_exemplar = {line.split("_bucket")[0] for line in text.splitlines() if TRACE in line}
     assert with_exemplar >= {
